@@ -99,13 +99,14 @@ def test_lines_of_one_cause_have_one_signature(spark: SparkSession) -> None:
 
 
 @pytest.mark.no_jvm
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [80, 100, 140, 200])
 def test_the_table_of_causes_is_readable(width: int) -> None:
     console = Console(width=width, record=True, force_terminal=False)
     moment = datetime(2026, 1, 31, tzinfo=UTC)
     message = "SMTP <address> refused: " + "try later " * 8
-    name, ids = "send-invoice-reminders-to-customers", (message, uuid4(), moment, moment)
-    failures = [Failure(name, "SMTPConnectError", message, "deadbeef", 12345, 999, True, *ids)]
+    name, example = "send-invoice-reminders-to-customers", uuid4()
+    rest = (message, example, moment, moment)
+    failures = [Failure(name, "SMTPConnectError", message, "deadbeef", 12345, 999, True, *rest)]
     report.print_causes(console, failures)
     text = console.export_text()
     lines = [line.rstrip() for line in text.splitlines()]
@@ -113,3 +114,5 @@ def test_the_table_of_causes_is_readable(width: int) -> None:
     # Few lines, with whole words, and all of the message.
     assert len([line for line in lines if line]) <= 8
     assert all(word in text for word in ("send-invoic", "SMTP <address>", "12,345", "999", "new")) and text.count("later") == 8
+    # Where there is no room for them, the class and the example are left out; an id that is cut could not be copied.
+    assert ("error" in text, "SMTPConnectError" in text, str(example) in text) == (width >= 140,) * 3

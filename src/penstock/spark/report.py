@@ -266,7 +266,7 @@ def _print(console: Console, title: str, columns: list[str], rows: list[list[Any
             column,
             justify="right" if number else "left",
             overflow="ellipsis" if name else "fold",
-            no_wrap=number or name or not column,
+            no_wrap=number or name or column in ("", "for example"),
             max_width=max(12, console.width // 4) if name and "message" in columns else None,
             min_width=20 if column == "message" else None,
         )
