@@ -11,6 +11,21 @@ import psutil
 import pytest
 
 from benchmarks import processor_time
+from tests.waiting import until
+
+
+class Losing(psutil.Process):
+    """A process that loses its children as soon as they have been listed."""
+
+    lost = 0
+
+    def children(self, recursive: bool = False) -> list[psutil.Process]:
+        found = super().children(recursive)
+        for child in found:
+            child.kill()
+            child.wait(60)
+        self.lost += len(found)
+        return found
 
 
 def test_processes_that_end_meanwhile_do_not_end_the_benchmark() -> None:
@@ -30,6 +45,19 @@ def test_processes_that_end_meanwhile_do_not_end_the_benchmark() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_process_that_ends_while_those_of_a_server_are_counted_does_not_end_the_benchmark() -> None:
+    code = "import subprocess, sys\nfor _ in range(3): subprocess.run([sys.executable, '-c', 'input()'])\ninput()"
+    server = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        until(psutil.Process(server.pid).children, "a child")
+        process = Losing(server.pid)
+        assert processor_time.of_server(process) > 0.0
+        assert process.lost > 0
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_time_of_processes_that_have_ended_counts() -> None:
