@@ -205,6 +205,24 @@ async def test_an_ack_after_the_slot_was_lost_is_refused(app: Penstock, sql: Sql
             await job.ack()
 
 
+async def test_jobs_that_are_lost_leave_their_places_free(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, slots=4)
+    await pool.enqueue_many([(f"k{n}", n) for n in range(8)])
+    async with pool.worker("one", prefetch=4) as worker:
+        jobs = worker.jobs()
+        held = await anext(jobs)  # type: ignore[arg-type]
+        claimed = "select count(*) = 4 from penstock.queued_jobs where status = 'in-progress'"
+        await eventually(lambda: sql.fetchval(claimed), "a job at each place")
+        # As when others took it for dead: the program has one of the jobs, and has not asked for the others.
+        await sql.execute("select penstock.leave_group('work', 'one')")
+        await eventually(lambda: held.cancelled, "the loss to be known")
+        async with asyncio.timeout(60):
+            again = [await anext(jobs) for _ in range(4)]  # type: ignore[arg-type]
+        for job in again:
+            await job.ack()
+        assert len({job.key for job in again}) == 4
+
+
 async def test_an_ack_under_way_while_the_job_comes_back_is_answered(
     app: Penstock, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,25 @@ async def test_a_run_in_place_shows_its_outcome_too(app: Penstock, sql: Sql, per
     assert await sql.fetchval("select count(*) from penstock.archived_jobs") == 0
 
 
+async def test_a_failure_is_noted_that_was_not_the_latest_run_when_runs_were_noted(app: Penstock) -> None:
+    ran = 0
+
+    def beat() -> None:
+        nonlocal ran
+        ran += 1
+        if ran == 5:
+            raise ValueError("no pulse")
+
+    app.timer(every=timedelta(milliseconds=50), name="beat", per_worker=True)(beat)
+
+    async def error_beside_a_success() -> str | None:
+        found = [one for one in await app.list_schedules() if one.last_outcome == "succeeded"]
+        return found[0].last_error if found else None
+
+    async with running_worker(app):
+        assert await eventually(error_beside_a_success, "the failure beside the later success") == "ValueError: no pulse"
+
+
 async def test_no_run_is_enqueued_while_the_one_before_has_not_ended(app: Penstock, sql: Sql) -> None:
     ticks: list[Tick] = []
     app.timer(every=timedelta(milliseconds=50), name="sweep", missed="once")(lambda tick: ticks.append(tick))
