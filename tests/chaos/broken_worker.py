@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -24,6 +24,7 @@ from penstock.pools.key_source import KeySource
 from penstock.postgres.database import Database
 from penstock.schedules import queries as schedules
 from penstock.streams.consumer.consumer import Consumer
+from penstock.worker.children import Children, ProcessDied
 from penstock.worker.executor import Executor
 from penstock.worker.leader import LeaderService
 from penstock.worker.registration import Registration
@@ -189,11 +190,27 @@ def _die_at_every_other(taken: itertools.count[int]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def children_that_end_together() -> None:
+    """A child process that ends before its handler takes the other children of its worker with it."""
+    call = Children.call
+
+    async def with_the_others(self: Children, limit_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await call(self, limit_s, function, *arguments)
+        except ProcessDied:
+            for other in list(self._calls):
+                other.give_up()
+            raise
+
+    Children.call = with_the_others  # type: ignore[method-assign]
+
+
 SABOTAGE = {
     each.__name__: each
     for each in (
         deaf, unfenced_member, revocation_ignored, unfenced_start, heartbeat_of_the_loop, losses_forgotten, hasty_watermarks,
         slots_dealt_in_turn, all_slots_revoked, leadership_kept, slots_moved_first, runs_with_ids_of_their_own,
+        children_that_end_together,
     )
 }  # fmt: skip
 

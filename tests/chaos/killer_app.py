@@ -53,11 +53,16 @@ app.pool("keyed", slots=8, max_attempts=3, backoff=QUICK).job(work)
 
 
 def exits(job: Job[dict[str, Any]]) -> None:
-    """End the child process in which it runs."""
+    """Sleep, and end the child process in which it runs."""
     record("started", job)
+    time.sleep(job.data.get("sleep_s", 0.0))
     if job.data.get("does") == "exit":
         os._exit(9)
     record("ended", job)
 
 
 exits = app.job("child", max_attempts=2, executor="process", backoff=QUICK)(exits)  # type: ignore[assignment]
+if os.environ.get("CHAOS_SABOTAGE"):
+    from tests.chaos import broken_worker
+
+    broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])

@@ -33,7 +33,9 @@ class Fleet:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watching: asyncio.Task[None] | None = None
 
-    def start(self, workers: int, *types: str) -> None:
+    def start(self, workers: int, *types: str, sabotage: str = "") -> None:
+        """Start workers for these types, which lack the guarantee of this name of `broken_worker`."""
+        environment = {**self._environment, "CHAOS_SABOTAGE": sabotage}
         command = [
             sys.executable,
             "-m",
@@ -46,7 +48,7 @@ class Fleet:
         def launch() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 command,
-                env=self._environment,
+                env=environment,
                 cwd=Path(__file__).parents[2],
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,

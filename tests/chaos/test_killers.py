@@ -36,6 +36,16 @@ SABOTAGES = {
     "no mark of the start": Sabotage(
         r"job [0-9]+ failed, and was never begun", (Edit("end_attempts", r"and not locked\.begun", "and false"),)
     ),
+    # The second loss condemns a job, whatever ran beside it.
+    "one more loss": Sabotage(
+        r"job [0-9]+ ends no worker, and is failed",
+        (
+            Edit("end_attempts", r"locked\.crashes >= 3", "locked.crashes >= 1"),
+            Edit("end_attempts", r"next\.crashes = 2", "false"),
+        ),
+    ),
+    # The end of one child ends the others of its worker.
+    "children that end together": Sabotage(r"job [0-9]+ ends no process, and has ", worker="children_that_end_together"),
 }
 
 
@@ -254,12 +264,14 @@ async def test_each_edit_finds_what_it_takes_out(databases: TemporaryDatabases) 
                 await sabotage.prepare(app)
 
 
-@pytest.mark.soak
-async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_condemned(url: str, fleet: Fleet) -> None:
+async def _run_beside_a_wedger(url: str, fleet: Fleet, sabotage: Sabotage | None = None) -> list[str]:
+    """Run 80 jobs, the first of which blocks the loop of its worker for ever, and return what is wrong."""
     async with Penstock(url) as app:
+        if sabotage is not None:
+            await sabotage.prepare(app)
         fleet.start(2, "wedged")
         await eventually(lambda: _declared(app, "wedged"), "the declaration")
-        payloads = [{"n": n, "does": "block" if n == 0 else None, "sleep_s": 0.02} for n in range(80)]
+        payloads = [{"n": n, "does": "block" if n == 0 else None, "sleep_s": 0.1 if n else 0.02} for n in range(80)]
         ids = [receipt.id for receipt in await app.enqueue_many("wedged", payloads)]
 
         # A wedged worker stays wedged. A supervisor kills it some time after other workers have taken over its jobs.
@@ -277,16 +289,55 @@ async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_c
             records = await _ended(app, ids, timeout=120)
         finally:
             restarting.cancel()
-        assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [0]
-        assert list((await _reasons(app)).values()).count("quarantined") == 1
+        reasons = await _reasons(app)
+    found = [
+        f"job {record.data['n']} ends no worker, and is {record.status}"
+        for record in records.values()
+        if record.data["n"] and record.status is not Status.SUCCEEDED
+    ]
+    killer = records[str(ids[0])]
+    if killer.status is not Status.FAILED or reasons[str(ids[0])] != "quarantined":
+        found.append(f"the job that wedges its worker is {killer.status} with the reason {reasons[str(ids[0])]}")
+    return found
+
+
+@pytest.mark.soak
+async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_condemned(url: str, fleet: Fleet) -> None:
+    assert await _run_beside_a_wedger(url, fleet) == []
+
+
+@pytest.mark.soak
+async def test_jobs_that_are_condemned_beside_a_wedger_are_found_out(url: str, fleet: Fleet) -> None:
+    sabotage = SABOTAGES["one more loss"]
+    found = await _run_beside_a_wedger(url, fleet, sabotage)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
+
+
+async def _run_children(url: str, fleet: Fleet, sabotage: str = "") -> list[str]:
+    """Run twelve jobs in child processes, one of which ends its process, and return what is wrong."""
+    async with Penstock(url) as app:
+        fleet.start(1, "child", sabotage=sabotage)
+        await eventually(lambda: _declared(app, "child"), "the declaration")
+        payloads = [{"n": n, "does": "exit" if n == 3 else None, "sleep_s": 0.2 if n == 3 else 0.5} for n in range(12)]
+        records = await _ended(app, [receipt.id for receipt in await app.enqueue_many("child", payloads)])
+    found = []
+    for record in records.values():
+        attempts = [error["attempt"] for error in record.errors]
+        if record.data["n"] == 3 and (record.status is not Status.FAILED or attempts != [1, 2]):
+            found.append(f"the job that ends its process is {record.status} after {record.errors}")
+        if record.data["n"] != 3 and (record.status is not Status.SUCCEEDED or attempts):
+            found.append(f"job {record.data['n']} ends no process, and has {record.errors}")
+    if fleet.deaths:
+        found.append(f"{fleet.deaths} workers have ended")
+    return found
 
 
 async def test_a_child_process_that_dies_costs_its_own_job_an_attempt_and_nothing_else(url: str, fleet: Fleet) -> None:
-    async with Penstock(url) as app:
-        fleet.start(1, "child")
-        await eventually(lambda: _declared(app, "child"), "the declaration")
-        ids = [r.id for r in await app.enqueue_many("child", [{"n": n, "does": "exit" if n == 3 else None} for n in range(12)])]
-        records = await _ended(app, ids)
-        assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [3]
-        assert [error["attempt"] for record in records.values() for error in record.errors] == [1, 2]
-        assert fleet.deaths == 0
+    assert await _run_children(url, fleet) == []
+
+
+@pytest.mark.soak
+async def test_children_that_end_together_are_found_out(url: str, fleet: Fleet) -> None:
+    sabotage = SABOTAGES["children that end together"]
+    found = await _run_children(url, fleet, sabotage.worker)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
