@@ -137,6 +137,9 @@ async def test_replayed_letters_at_the_end_and_in_gaps_hold_no_group_up(app: Pen
             if len(seen) == 3:
                 batches.done()
                 await eventually(caught_up(orders, "g"), "what is for others to be done")
+                # Nothing that is for this group comes behind it, nor is under way before it.
+                await orders.append_many([NewEvent(6, headers=other)])
+                await eventually(caught_up(orders, "g"), "what is for others and comes alone to be done")
                 break
     assert seen == [0, 1, 3]
 
