@@ -14,7 +14,6 @@ from penstock.errors import InvalidInput
 from penstock.jobs.records import JobId, Status
 
 OperationKind: TypeAlias = Literal["cancel", "replay", "purge"]
-OperationState: TypeAlias = Literal["running", "finished", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)

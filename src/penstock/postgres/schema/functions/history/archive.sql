@@ -207,7 +207,7 @@ begin
     end;
 end
 $$;
-comment on function penstock.scan_filter(text, text, jsonb) is 'Part of scan: one filter as a condition.';
+comment on function penstock.scan_filter(text, text, jsonb) is 'Part of scan and scan_events: one filter as a condition.';
 
 -- Long, since it makes the text of one query and checks all that goes into it, so that nothing of the caller's is unquoted.
 create or replace function penstock.scan(

@@ -112,4 +112,4 @@ as $$
     )
 $$;
 comment on function penstock.archive_waiting(uuid[], penstock.archived_job_status, text, jsonb, timestamptz) is
-    'Part of expire, cancel, quarantine and drop_waiting: archives queued jobs, which the caller has locked, all with one status, reason and error (null: none). Call ensure_archive before. Returns how many.';
+    'Part of what ends jobs that wait (expire, cancel, quarantine, operations, the drop of types and of subscribers'' queues): archives queued jobs, which the caller has locked, all with one status, reason and error (null: none). Call ensure_archive before. Returns how many.';
