@@ -300,7 +300,8 @@ class SyncPenstock:
     def top(self, by: str, *, order: str = "ready", name: str | None = None, limit: int = 20) -> list[TopRecord]:
         """What fills the queue: the job types or the keys that come first in an order.
 
-        The work is bounded: of a queue that has more than some 2,000 pages (16 MiB), a random sample of pages is looked at.
+        The work is bounded: up to 50,000 ready and running jobs are counted exactly, and as many deferred ones. When there are
+        more, a random sample of 2,000 pages (16 MiB) of the queue is looked at.
 
         Args:
             by: "types" or "keys".

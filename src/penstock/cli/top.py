@@ -51,4 +51,4 @@ def _print(by: str, order: str, type: str | None, limit: int, as_json: bool) -> 
         empty=f"no {by} with jobs",
     )  # fmt: skip
     if found and found[0].looked_at < 1:
-        out.print(f"estimated from {found[0].looked_at:.1%} of the queue", highlight=False)
+        out.print(f"estimated from {found[0].looked_at:.1%} of the ready and running jobs", highlight=False)

@@ -25,12 +25,12 @@ class TopRecord:
         name: Name of the job type.
         key: The key; None where the top is that of types.
         ready: Number of jobs that could start now.
-        deferred: Number of jobs that wait for their time.
+        deferred: Number of jobs that wait for their time; an estimate where there are more than 50,000 of them.
         in_progress: Number of jobs that belong to a worker.
         oldest_ready_s: Seconds since the oldest ready job could start; None: no job is ready.
         finished: Number of jobs that finished in the last hour, of the last 10,000 jobs of all types that finished.
-        looked_at: Share of the queue that was looked at. 1: all of it, and the numbers are exact. Below 1: a random sample, the
-            counts of waiting and running jobs are estimates, and the age is that of the oldest job in the sample.
+        looked_at: Share of the ready and running jobs that were looked at. 1: all of them, and their numbers are exact. Below 1:
+            a random sample, the numbers are estimates, and the age is that of the oldest job in the sample.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({

@@ -68,7 +68,7 @@ as $$
         (
             'walk',
             array['enable_bitmapscan=off', 'enable_seqscan=off'],
-            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top']
+            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top', 'first_placed', 'first_deferred']
         ),
         (
             'joined_walk',
@@ -88,7 +88,7 @@ as $$
             array['enable_sort=off'],
             array[
                 'jobs_that_fit', 'claim', 'promote', 'has_ready', 'claim_keys', 'insert_staged', 'begin_partitions',
-                'commit_offsets', 'insert_copies', 'top'
+                'commit_offsets', 'insert_copies', 'top', 'first_placed', 'first_deferred'
             ]
         ),
         (
