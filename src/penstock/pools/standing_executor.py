@@ -7,6 +7,7 @@ receives the `job.state` that the last one left.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,7 @@ class _Run:
         self.task: asyncio.Task[None] | None = None
         self.stopping: asyncio.Task[None] | None = None
         self.late = False
+        self.ended = False  # the database knows that it is over
         self.wait_s = 0.0  # before the key is looked at again
 
 
@@ -79,6 +81,8 @@ class StandingExecutor:
         self._runs: dict[str, _Run] = {}
         # Lost runs that are still ending. This process may own their keys again before they have ended.
         self._ending: dict[str, asyncio.Task[None]] = {}
+        # Runs that are over here and may not be in the database, such as one that was cancelled while that did not answer.
+        self._unended: dict[str, _Run] = {}
         self._awake = asyncio.Event()
         # Runs whose start side has succeeded, which is not recorded yet.
         self._entered: list[_Run] = []
@@ -163,6 +167,7 @@ class StandingExecutor:
                 suspects.append(job)
             else:
                 self._start(job, None)
+        self._end_the_unended(owned, wanted)
         if suspects or self._on_trial:
             wait = min(wait, await self._try(suspects))
         await self._deliver()
@@ -176,7 +181,17 @@ class StandingExecutor:
                 raise
         return wait
 
+    def _end_the_unended(self, owned: Mapping[int, int], wanted: Collection[str]) -> None:
+        """End the runs of keys that are no longer wanted. The next run of a key that is wanted ends the one before."""
+        for key, run in list(self._unended.items()):
+            if owned.get(run.job.slot) == run.job.epoch:
+                if key not in wanted and key not in self._runs and key not in self._ending:
+                    self._start(run.job, None)  # the database refuses this one, which then ends the one before
+            elif owned:
+                del self._unended[key]  # it ended with the slot
+
     def _start(self, job: pools.StandingJob, tried_with: int | None) -> _Run:
+        self._unended.pop(job.key, None)
         run = self._runs[job.key] = _Run(job, tried_with)
         run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{job.key}")
         run.task.add_done_callback(partial(self._forget, run))
@@ -245,6 +260,8 @@ class StandingExecutor:
         """A run is over, even if its task was cancelled before its first step: the key may run again."""
         if self._runs.get(run.job.key) is run:
             del self._runs[run.job.key]
+        if not run.ended:
+            self._unended[run.job.key] = run
         if run.wait_s > 0:
             asyncio.get_running_loop().call_later(run.wait_s, self.wake)
         else:
@@ -254,9 +271,11 @@ class StandingExecutor:
 
     async def _end(self, run: _Run, state: str | None, error: dict[str, Any] | None) -> bool:
         """Record that the run has ended; retries until that is recorded or the slot is lost."""
-        return await self._database.retrying(
+        known = await self._database.retrying(
             lambda: pools.end_standing(self._database, self._name, self._member.id, run.job, state, error)
         )
+        run.ended = True
+        return known
 
     async def _between(self, run: _Run, data: str, state: str | None) -> tuple[str | None, dict[str, Any] | None]:
         """Run the handler from its start side to its stop side. Returns the state that it left and the error that ended it."""
