@@ -44,8 +44,8 @@ COMMANDS = {
     "users": ("http", "Users of the HTTP API: list, add, remove."),
     "pools": (
         "standing",
-        "Pools: create, drop, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start,"
-        " stop, notify.",
+        "Pools: list, create, drop, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing,"
+        " start, stop, notify.",
     ),
     "scale": ("standing", "How many workers there should be."),
     "jobs": ("jobs", "Jobs: list, show, cancel, replay."),
@@ -56,7 +56,7 @@ COMMANDS = {
     "workers": ("workers", "Workers: who works, and where; draining one."),
     "schedules": ("schedules", "Schedules: next and last runs; running one now, dropping one."),
     "streams": ("streams", "Streams: create, append, tail, and consumer groups."),
-    "topics": ("topics", "Topics: create, publish, subscribe, read; alone: list them."),
+    "topics": ("topics", "Topics: list, create, publish, subscribe, read."),
     "keys": ("keys", "Keys of encrypted payloads: making one, and their ids."),
 }
 """Each command, with its module in this folder and the line that says what it does, in the order of the help."""

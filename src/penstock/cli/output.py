@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -112,6 +112,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.1f}"
+    if is_dataclass(value) and not isinstance(value, type):  # such as a backoff
+        return ", ".join(f"{field.name} {cell(getattr(value, field.name))}" for field in fields(value))
     return str(value)
 
 

@@ -18,8 +18,8 @@ Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
 HELP = (
-    "Pools: create, drop, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start, stop,"
-    " notify. Alone: list them."
+    "Pools: list, create, drop, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start,"
+    " stop, notify."
 )
 
 
@@ -27,6 +27,7 @@ def pool_commands() -> typer.Typer:
     """The commands."""
     commands = typer.Typer(help=HELP, invoke_without_command=True)
     commands.callback(help=HELP)(list_pools)
+    commands.command("list")(list_pools)
     for command in (create, drop, show, jobs, drain, undrain, resize, key, keys, pause_key, resume_key, weight):
         commands.command()(command)
     return commands

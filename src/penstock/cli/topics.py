@@ -1,4 +1,4 @@
-"""Commands about topics: topics, subscribe, unsubscribe, subscribers, publish, read."""
+"""Commands about topics: list, create, subscribe, unsubscribe, subscribers, publish, read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.cli.output import AsJson, moment, opened, out, pass_on_json, print
 from penstock.errors import InvalidInput
 from penstock.topics.models import NewMessage
 
-app = typer.Typer(help="Topics: create, publish, subscribe, read; alone: list them.", invoke_without_command=True)
+app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Topic.")]
 _BATCH = 1_000
 _FIELDS = {"data", "id", "unique", "run_after", "expires_at"}
@@ -22,8 +22,9 @@ Client = Annotated[str, typer.Argument(help="Client id: names the subscriber wit
 
 
 @app.callback()
+@app.command("list")
 def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
-    """Topics: create, publish, subscribe, read; alone: list them."""
+    """Every topic: its subscribers, its last message, and what is stored."""
     if pass_on_json(context, as_json):
         return
     found = with_backend(lambda backend: backend.topic_counts())

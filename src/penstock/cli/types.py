@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -77,11 +77,8 @@ def show(name: Annotated[str, typer.Argument(help="Job type, pool, subscriber, c
         print_json({"name": name, "type": None if record is None else _shown(record), "handlers": handlers})
         return
     if record is not None:
-        print_table(
-            ["option", "value"],
-            [(option, str(value)) for option, value in asdict(record.options).items() if option not in ("docs_url", "owner")],
-            empty="",
-        )
+        options = [field.name for field in fields(record.options) if field.name not in ("docs_url", "owner")]
+        print_table(["option", "value"], [(option, getattr(record.options, option)) for option in options], empty="")
     for each in handlers:
         out.print(f"{each.kind}, begun with at {cell(each.noted_at)}", highlight=False)
         out.print(

@@ -16,6 +16,7 @@ app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_wi
 
 
 @app.callback(invoke_without_command=True)
+@app.command("list")
 def workers(context: typer.Context, as_json: AsJson = False) -> None:
     """Every worker: where it runs, the fleet that it is of, what it runs, and the job that blocks its event loop."""
     if pass_on_json(context, as_json):
