@@ -183,3 +183,35 @@ class Fail(PenstockError):
     """
 
     foreign = True
+
+
+BY_SQLSTATE: dict[str, type[PenstockError]] = {
+    "PS400": InvalidInput,
+    "PS404": NotFound,
+    "PS409": Conflict,
+    "PS410": OffsetGone,
+    "PS412": Outgrown,
+    "PS413": InvalidInput,
+    "PS429": QueueFull,
+}
+"""The error for each SQLSTATE that the SQL functions raise."""
+
+_STATUSES: list[tuple[type[PenstockError], int]] = [
+    (NotFound, 404),
+    (QueueFull, 429),
+    (OffsetGone, 410),
+    (Conflict, 409),
+    (InvalidInput, 400),
+    (DatabaseUnavailable, 503),
+    (SchemaMismatch, 503),
+]
+UNAVAILABLE = "The database is not available. Please try again"
+"""What an HTTP answer says of an error with the status 503."""
+RETRY = frozenset({429, 503})
+"""The statuses of HTTP answers after which the same request can succeed a second later."""
+
+
+def http_status(error: PenstockError) -> int:
+    """The status of an HTTP answer for an error. 500: the error says nothing about the request."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    return 413 if status == 400 and getattr(error.__cause__, "sqlstate", None) == "PS413" else status

@@ -15,9 +15,11 @@ import pytest
 from fastapi import FastAPI, Request
 from httpx import ASGITransport, AsyncClient
 from starlette.applications import Starlette
+from starlette.responses import Response
 
 from penstock import NotFound, Penstock
-from penstock.integrations.fastapi import lifespan
+from penstock.errors import DatabaseUnavailable, EmbeddedServerError
+from penstock.integrations.fastapi import exception_handlers, lifespan
 
 MANAGE = """
 import os
@@ -187,6 +189,60 @@ async def test_a_web_application_without_a_worker_only_opens(url: str, sql: Any)
         assert await sql.fetchval("select count(*) from penstock.workers") == 0
         await greet.enqueue("ada")
         assert [each.ready for each in await app.counts()] == [1]
+
+
+@pytest.mark.parametrize("kind", [FastAPI, Starlette])
+async def test_errors_of_penstock_are_answered_as_its_own_http_api_answers_them(url: str, kind: Any) -> None:
+    app = Penstock(url)
+
+    @app.job(max_waiting=1)
+    async def greet(name: str) -> None: ...
+
+    @app.job
+    async def translate(text: str) -> None: ...
+
+    web = kind(lifespan=lifespan(app, worker=False), exception_handlers=exception_handlers)
+
+    async def endpoint(request: Request) -> Any:
+        match request.path_params["what"]:
+            case "enqueue":
+                await greet.enqueue("ada")
+            case "invalid":
+                await greet.enqueue(1)  # type: ignore[arg-type]
+            case "large":
+                await translate.enqueue("x" * 3_000_000)
+            case "missing":
+                await app.find("01890000-0000-7000-8000-000000000001")
+            case "conflict":
+                await app.create_job_type("greet")
+            case "away":
+                raise DatabaseUnavailable("host db.internal is away")
+            case "bug":
+                raise EmbeddedServerError("not about the request")
+        return Response("done")
+
+    web.add_route("/{what}", endpoint, ["POST"])
+    answers: dict[str, tuple[int, str | None, str]] = {}
+    async with (
+        web.router.lifespan_context(web),
+        AsyncClient(transport=ASGITransport(web, raise_app_exceptions=False), base_url="http://shop") as client,
+    ):
+        await client.post("/enqueue")
+        for what in ("enqueue", "invalid", "large", "missing", "conflict", "away", "bug"):
+            answer = await client.post(f"/{what}")
+            answers[what] = answer.status_code, answer.headers.get("retry-after"), answer.text
+    assert {what: answer[:2] for what, answer in answers.items()} == {
+        "enqueue": (429, "1"),
+        "invalid": (400, None),
+        "large": (413, None),
+        "missing": (404, None),
+        "conflict": (409, None),
+        "away": (503, "1"),
+        "bug": (500, None),
+    }
+    assert '{"detail":"the queue of greet is full: 1 of at most 1 jobs wait' in answers["enqueue"][2]
+    # What is wrong with the database, or with the application, is not for its clients.
+    assert "db.internal" not in answers["away"][2] and "request" not in answers["bug"][2]
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["same database", "another database"])

@@ -16,14 +16,10 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from penstock.core.blocking import asynchronous, without_loop
-from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError, QueueFull
+from penstock.errors import BY_SQLSTATE, InvalidInput, PenstockError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_BY_SQLSTATE: dict[str, type[PenstockError]] = {
-    "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict, "PS412": Outgrown,
-    "PS429": QueueFull,
-}  # fmt: skip
 
 
 def in_callers_task(call: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
@@ -174,9 +170,9 @@ def _translated(error: BaseException) -> PenstockError | None:
     cause = getattr(error, "orig", None) or getattr(error, "__cause__", None) or error
     for candidate in (error, cause, getattr(cause, "__cause__", None)):
         state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
-        if state in _BY_SQLSTATE:
+        if state in BY_SQLSTATE:
             diagnostics = getattr(candidate, "diag", None)
             message = getattr(diagnostics, "message_primary", None) or str(candidate)
             hint = getattr(diagnostics, "message_hint", None) or getattr(candidate, "hint", None)
-            return _BY_SQLSTATE[state](message, hint=hint)
+            return BY_SQLSTATE[state](message, hint=hint)
     return None

@@ -11,19 +11,19 @@ from typing import Any
 import orjson
 
 from penstock.core.serialization import plain_text
-from penstock.errors import (
-    Conflict,
-    DatabaseUnavailable,
-    InvalidInput,
-    NotFound,
-    OffsetGone,
-    PenstockError,
-    QueueFull,
-    SchemaMismatch,
-)
+from penstock.errors import RETRY, UNAVAILABLE, PenstockError, http_status
 from penstock.http.hints import for_http
 
 JSON = b"application/json; charset=utf-8"
+_IDS = {
+    400: "invalid_parameter",
+    404: "not_found",
+    409: "conflict",
+    410: "offset_gone",
+    413: "entity_too_large",
+    429: "queue_full",
+    503: "service_unavailable",
+}
 
 
 class ApiError(PenstockError):
@@ -140,34 +140,10 @@ def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError
     """The answer for an error of the layers below."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, NotFound):
-        return ApiError(404, "not_found", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
-    if isinstance(error, QueueFull):
-        return ApiError(
-            429,
-            "queue_full",
-            error.message,
-            detail=for_http(error.hint),
-            instance=instance,
-            in_body=True,
-            headers={"Retry-After": "1"},
-        )
-    if isinstance(error, OffsetGone):
-        return ApiError(410, "offset_gone", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
-    if isinstance(error, Conflict):
-        return ApiError(409, "conflict", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
-    if getattr(error.__cause__, "sqlstate", None) == "PS413":
-        return ApiError(413, "entity_too_large", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
-    if isinstance(error, InvalidInput):
-        return ApiError(400, "invalid_parameter", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
-    if isinstance(error, (DatabaseUnavailable, SchemaMismatch)):
-        # What exactly is wrong with the database is for the log, not for the world.
-        return ApiError(
-            503,
-            "service_unavailable",
-            "The database is not available. Please try again",
-            instance=instance,
-            in_body=True,
-            headers={"Retry-After": "1"},
-        )
-    return server_error()
+    status = http_status(error)
+    if status == 500:
+        return server_error()
+    headers = {"Retry-After": "1"} if status in RETRY else None
+    # What exactly is wrong with the database is for the log, not for the world.
+    message, hint = (UNAVAILABLE, None) if status == 503 else (error.message, for_http(error.hint))
+    return ApiError(status, _IDS[status], message, detail=hint, instance=instance, in_body=True, headers=headers)

@@ -1,14 +1,22 @@
-"""A worker inside a web application of FastAPI or Starlette: `FastAPI(lifespan=penstock.integrations.fastapi.lifespan(app))`."""
+"""Penstock in a web application of FastAPI or Starlette: a worker beside the requests, and the answers to its errors.
+
+web = FastAPI(lifespan=lifespan(app), exception_handlers=exception_handlers)
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.app import Penstock
 from penstock.core.logs import get_logger
+from penstock.errors import RETRY, UNAVAILABLE, PenstockError, http_status
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 log = get_logger("penstock.fastapi")
 WebLifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -60,3 +68,23 @@ async def _working(app: Penstock, names: tuple[str, ...]) -> AsyncIterator[None]
 def _ended(running: asyncio.Task[None]) -> None:
     if not running.cancelled() and (error := running.exception()) is not None:
         log.error("worker_ended", error_type=type(error).__name__, exc_info=error)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    from starlette.responses import JSONResponse
+
+    assert isinstance(error, PenstockError)  # noqa: S101 - the handler is registered for nothing else
+    status = http_status(error)
+    if status == 500:
+        raise error
+    if status == 503:
+        log.error("request_failed", path=request.url.path, error=error)
+    detail = UNAVAILABLE if status == 503 else error.message
+    return JSONResponse({"detail": detail}, status, {"Retry-After": "1"} if status in RETRY else None)
+
+
+exception_handlers: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {PenstockError: _answer}
+"""Answers requests whose endpoint raised an error of Penstock with the status that Penstock's own HTTP API gives: 429 (with
+`Retry-After`) for `QueueFull`, 400 or 413 for `InvalidInput`, 404 for `NotFound`, 409 for `Conflict`, 410 for `OffsetGone`, 503
+for a database that is not available. The body is `{"detail": message}`. All others remain errors of the application.
+"""

@@ -21,14 +21,10 @@ import asyncpg
 from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.errors import (
-    Conflict,
+    BY_SQLSTATE,
     DatabaseUnavailable,
     InvalidInput,
-    NotFound,
-    OffsetGone,
-    Outgrown,
     PenstockError,
-    QueueFull,
     SchemaMismatch,
     Unreadable,
 )
@@ -37,15 +33,6 @@ from penstock.settings import Settings
 log = get_logger("penstock.database")
 T = TypeVar("T")
 
-_BY_SQLSTATE: dict[str, type[PenstockError]] = {
-    "PS400": InvalidInput,
-    "PS404": NotFound,
-    "PS409": Conflict,
-    "PS410": OffsetGone,
-    "PS412": Outgrown,
-    "PS413": InvalidInput,
-    "PS429": QueueFull,
-}
 _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
 # Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and
 # transactions that the server ended for idling or for taking too long.
@@ -94,7 +81,7 @@ def translate(error: BaseException) -> PenstockError | None:
 def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
     message = getattr(error, "message", None) or str(error)
     hint = getattr(error, "hint", None)
-    if kind := _BY_SQLSTATE.get(sqlstate):
+    if kind := BY_SQLSTATE.get(sqlstate):
         return kind(message, hint=hint)
     if sqlstate in _SCHEMA_STATES and "penstock" in message:
         return SchemaMismatch(f"the database has no matching Penstock schema: {message}", hint="Run: penstock migrate")
