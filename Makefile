@@ -80,7 +80,8 @@ format: $(VENV)/.dev ## generate the blocking halves and the reference, and form
 	$(BIN)/python -m scripts.generate_sync
 	$(BIN)/python -m scripts.reference
 	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	@# What it cannot mend is shown, and is for make check to refuse: further targets of the same call run all the same.
+	$(BIN)/ruff check --fix --exit-zero .
 
 reference: $(VENV)/.dev ## write the reference of the Python API from its docstrings
 	$(BIN)/python -m scripts.reference
