@@ -128,8 +128,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    -- A transaction that makes a pool of it, or creates it again, takes this lock too.
-    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    perform penstock.lock_kind(p_name);
     if exists (select from penstock.pools where name = p_name) then
         raise exception '% is a pool', p_name
             using errcode = 'PS409', hint = format('Drop the pool, and its job type with it: penstock pools drop %s, or select penstock.drop_pool(%L);', p_name, p_name);
@@ -147,7 +146,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    perform penstock.lock_kind(p_name);
     perform penstock.require_pool(p_name);
     perform penstock.lock_group(p_name);
     if exists (select from penstock.members where group_name = p_name and not penstock.is_silent(members, penstock.clock())) then

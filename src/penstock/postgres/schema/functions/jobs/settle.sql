@@ -33,7 +33,7 @@ end
 $$;
 comment on function penstock.close_leases(bigint[], integer[]) is 'Part of settle, confirm_finished, extend and recover: takes jobs that are settled, or have another lease, off their leases, and deletes a lease without jobs.';
 
-create or replace function penstock.requeue(p_ids uuid[], p_moment timestamptz)
+create or replace function penstock.requeue(p_ids uuid[])
 returns void
 language plpgsql
 as $$
@@ -57,7 +57,7 @@ begin
     where job.id = first_of_key.id;
 end
 $$;
-comment on function penstock.requeue(uuid[], timestamptz) is 'Part of settle: jobs that are queued again coalesce again, unless another job took their unique key.';
+comment on function penstock.requeue(uuid[]) is 'Part of settle: jobs that are queued again coalesce again, unless another job took their unique key.';
 
 -- Long for its checks: what settles is archive_succeeded for all that succeeded, which is most, and end_attempts for the others.
 create or replace function penstock.settle(
@@ -323,7 +323,7 @@ begin
         returning job.name, job.seq
     )
     select array_agg(distinct returned.name) into names_back from returned where returned.seq is not null;
-    perform penstock.requeue(ended_ids, p_moment);
+    perform penstock.requeue(ended_ids);
     perform penstock.close_leases(leases, jobs);
 
     foreach back in array coalesce(names_back, '{}') loop

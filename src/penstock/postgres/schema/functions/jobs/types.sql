@@ -129,6 +129,15 @@ end
 $$;
 comment on function penstock.new_type(text, jsonb) is 'Part of create_job_type and subscribe: a type with its defaults and the given options, checked, not yet written.';
 
+create or replace function penstock.lock_kind(p_name text)
+returns void
+language sql
+as $$
+    select pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name))
+$$;
+comment on function penstock.lock_kind(text) is
+    'Part of what creates, converts and drops job types and pools: one transaction at a time decides whether a name is a job type, a pool, or free.';
+
 create or replace function penstock.create_job_type(p_name text, p_options jsonb default '{}')
 returns penstock.jobs
 language plpgsql
@@ -140,8 +149,7 @@ declare
 begin
     perform penstock.check_name(p_name);
     job_type := penstock.new_type(p_name, p_options);
-    -- Another transaction may be declaring a pool of that name: the first one decides whether it is a pool.
-    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    perform penstock.lock_kind(p_name);
     insert into penstock.jobs select job_type.* on conflict (name) do nothing;
     if not found then
         raise exception 'job type % exists', p_name

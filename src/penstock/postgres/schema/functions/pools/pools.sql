@@ -43,8 +43,7 @@ begin
     if exists (select from penstock.pools where name = p_name) then
         return;
     end if;
-    -- A transaction that creates a plain type of this name takes the lock too, so that none appears before this transaction ends.
-    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    perform penstock.lock_kind(p_name);
     select * into job_type from penstock.jobs where name = p_name;
     if not found or exists (select from penstock.pools where name = p_name) then
         return;
@@ -158,7 +157,7 @@ declare
     job_type penstock.jobs;
 begin
     perform penstock.check_pool_options(p_options);
-    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    perform penstock.lock_kind(p_name);
     job_type := penstock.require_type(p_name);
     if job_type.topic is not null then
         raise exception '% is the queue of a subscriber', p_name

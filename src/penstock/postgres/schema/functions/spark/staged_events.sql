@@ -1,6 +1,6 @@
 -- The staged append: rows of staged_events become chunks of streams.
 
-create or replace function penstock.route_again(p_writer text, p_epoch bigint, p_parts text[], p_stream penstock.streams)
+create or replace function penstock.route_again(p_writer text, p_parts text[], p_stream penstock.streams)
 returns text
 language plpgsql
 as $$
@@ -48,7 +48,7 @@ begin
     return routed;
 end
 $$;
-comment on function penstock.route_again(text, bigint, text[], penstock.streams) is
+comment on function penstock.route_again(text, text[], penstock.streams) is
     'Part of commit_staged_events: routes what was staged before the stream grew for as many partitions as it has now. Returns the part in which it is.';
 
 create or replace function penstock.check_staged_events(p_writer text, p_parts text[], p_stream penstock.streams)
@@ -139,7 +139,7 @@ begin
         select from penstock.staged_events
         where writer = p_writer and role = session_user and part = any (p_parts) and staged_events.stream = p_name and width <> gathered.width
     ) then
-        p_parts := p_parts || penstock.route_again(p_writer, p_epoch, p_parts, stream);
+        p_parts := p_parts || penstock.route_again(p_writer, p_parts, stream);
     end if;
     perform penstock.check_staged_events(p_writer, p_parts, stream);
     execute format(

@@ -51,7 +51,7 @@ end
 $$;
 comment on function penstock.check_subscribers(text, text[], interval, jsonb[], text) is 'Part of subscribe_many: raises PS400 for the first thing that is wrong.';
 
-create or replace function penstock.claim_queues(p_topic text, p_queues text[], p_options jsonb, p_moment timestamptz)
+create or replace function penstock.claim_queues(p_topic text, p_queues text[], p_options jsonb)
 returns void
 language plpgsql
 as $$
@@ -94,7 +94,7 @@ begin
     where not exists (select from penstock.type_priorities where type_priorities.name = given.queue);
 end
 $$;
-comment on function penstock.claim_queues(text, text[], jsonb, timestamptz) is
+comment on function penstock.claim_queues(text, text[], jsonb) is
     'Part of subscribe_many: makes the job types of the queues that are not there. PS409 when one is something else already.';
 
 -- Long, since all of it happens in one hold of the topic's lock: the subscriptions that are there are renewed, new ones get their queues,
@@ -200,7 +200,7 @@ begin
             where (
                 select there.number from penstock.subscriptions as there where there.topic = p_topic and there.client_id = given.client_id
             ) is null
-        ), p_options, moment);
+        ), p_options);
         if topic.encrypted then
             perform penstock.encrypt_queues(array(select p_topic || '_' || given.client_id from unnest(p_client_ids) as given (client_id)));
         end if;
