@@ -34,9 +34,9 @@ from penstock.pools import views as pool_views
 from penstock.pools.administration import PoolAdministration
 from penstock.pools.pool import Pool
 from penstock.pools.service import new_member_id
-from penstock.postgres import migrate
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, lacks_rights
+from penstock.postgres.migrate import Migrated, MigrationPlan
 from penstock.schedules.administration import ScheduleAdministration
 from penstock.schedules.schedule import Schedule, Tick
 from penstock.settings import Settings
@@ -221,10 +221,18 @@ class Penstock(
         """The open database."""
         return await self.context.database()
 
-    async def migrate(self, *, timeout: timedelta = timedelta(0)) -> migrate.Migrated:
+    async def migrate(self, *, timeout: timedelta = timedelta(0)) -> Migrated:
         """Bring the schema to this version. `timeout` as in `open`."""
         check_span("timeout", timeout, zero=True)
         return await self.context.migrate(timeout=timeout)
+
+    async def plan_migration(self) -> MigrationPlan:
+        """What `migrate` would change now, and the statements with which it would: it runs them, and rolls them back.
+
+        Raises:
+            SchemaMismatch: `migrate` would be refused.
+        """
+        return await self.context.plan_migration()
 
     # -- looking and steering
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -131,6 +133,13 @@ def _flag(value: object) -> object:
     raise ValueError("it must be True or False")
 
 
+def _password(value: object) -> object:
+    """Refuse a password itself, which would be shown with the settings."""
+    if value is None or callable(value) or (isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value)):
+        return value
+    raise ValueError("it must be a function that returns the password, or its place as MODULE:FUNCTION")
+
+
 Count = Annotated[int, BeforeValidator(_whole)]
 Flag = Annotated[bool | None, BeforeValidator(_flag)]
 
@@ -156,6 +165,12 @@ class Settings(FromEnvironment):
         default=None,
         validation_alias=AliasChoices("PENSTOCK_DATABASE_URL", "DATABASE_URL"),
         description="PostgreSQL to use, 15 or newer; none: the embedded server.",
+    )
+    database_password: Annotated[Callable[[], str | Awaitable[str]] | str | None, BeforeValidator(_password)] = Field(
+        default=None,
+        validation_alias=AliasChoices("PENSTOCK_DATABASE_PASSWORD_FROM", "database_password"),
+        description="Function that returns the password for each new connection, or its place as MODULE:FUNCTION,"
+        " for a database_url without a password.",
     )
     data_dir: Path = Field(default=Path(".penstock"), description="Folder of the embedded server.")
     pool_size: Count = Field(default=4, ge=1, le=200, description="Maximum number of database connections of one process.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.jobs.top import TopRecord
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool
-    from penstock.postgres import migrate
+    from penstock.postgres.migrate import Migrated, MigrationPlan
     from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
     from penstock.streams.models import StreamRecord, StreamSummary
     from penstock.streams.sync import SyncStream
@@ -86,9 +86,17 @@ class SyncPenstock:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def migrate(self, *, timeout: timedelta = timedelta(0)) -> migrate.Migrated:
+    def migrate(self, *, timeout: timedelta = timedelta(0)) -> Migrated:
         """Bring the schema to this version. `timeout` as in `open`."""
         return self._loop.run(self._of.migrate(timeout=timeout), wait=timeout, unlimited=True)
+
+    def plan_migration(self) -> MigrationPlan:
+        """What `migrate` would change now, and the statements with which it would: it runs them, and rolls them back.
+
+        Raises:
+            SchemaMismatch: `migrate` would be refused.
+        """
+        return self._loop.run(self._of.plan_migration())
 
     def find(self, id: UUID | str) -> JobRecord:
         """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`.

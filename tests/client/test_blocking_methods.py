@@ -94,6 +94,7 @@ def call_all(url: str) -> None:
 def of_the_database(sync: SyncPenstock) -> None:
     assert sync.start_server().startswith("postgresql://")
     assert sync.migrate().tables == []
+    assert sync.plan_migration().statements == []
     sync.open()
     assert sync.declare() == []
 

@@ -31,7 +31,9 @@ from penstock.core.measuring import measured
 from penstock.errors import InvalidInput, SchemaMismatch
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
+from penstock.postgres.credentials import with_password
 from penstock.worker.handler_calls import HANDLER_THREADS
+from penstock.postgres.migrate import MigrationPlan
 from penstock.worker.worker import stop_on
 
 log = get_logger("penstock.worker")
@@ -137,19 +139,25 @@ def up(
             supervise(run_worker, (target, [], None), processes)
 
 
-def migrate(as_json: AsJson = False) -> None:
+def migrate(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    as_sql: Annotated[bool, typer.Option("--sql", help="Print the statements for psql, and change nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Create the schema penstock in the database, or bring it to this version."""
 
     async def run() -> Any:
         app = database_app()
         try:
-            return await app.migrate()
+            return await (app.plan_migration() if dry_run or as_sql else app.migrate())
         finally:
             await app.close()
 
     done = asyncio.run(run())
     if as_json:
         print_json(done)
+    if as_sql and (as_json or dry_run):
+        raise typer.BadParameter("it prints the statements alone: leave out --dry-run and --json", param_hint="--sql")
     elif done.tables or done.functions:
         out.print(f"migrated: {', '.join(done.tables) or 'no tables'}{', functions' if done.functions else ''}")
     else:
@@ -167,7 +175,23 @@ def declare(target: Target, as_json: AsJson = False) -> None:
             return await app.declare()
 
     declared = asyncio.run(run())
+    if as_sql:
+        typer.echo(done.script, nl=False)
+    elif dry_run:
+        _print_plan(done, as_json)
+def _print_plan(plan: MigrationPlan, as_json: bool) -> None:
+    changes = {field: getattr(plan, field) for field in ("tables", "created", "replaced", "dropped")}
     if as_json:
+        print_json(changes)
+    elif not plan.statements:
+        out.print("nothing to do, the schema is up to date")
+    else:
+        for what, names in changes.items():
+            kind = "tables, apply" if what == "tables" else f"functions, {what}"
+            out.print(f"{kind}: {', '.join(names) or 'none'}", markup=False, highlight=False, soft_wrap=True)
+
+
+    elif as_json:
         print_json(declared)
     else:
         out.print("\n".join(declared) or "the app declares nothing", markup=False, highlight=False)
@@ -182,7 +206,7 @@ def execute(command: Annotated[list[str], typer.Argument(metavar="COMMAND...", h
         except SchemaMismatch as error:
             # The command may be there to look at what is in the database, to export it or to drop it.
             err.print(f"warning: {error}", markup=False, highlight=False, soft_wrap=True)
-        url = app.database_url()
+        url = with_password(app.database_url(), app.settings)
         environment = {**os.environ, "DATABASE_URL": url, "PENSTOCK_DATABASE_URL": url}
         if app.settings.database_url is None:
             parts = urlsplit(url)

@@ -20,6 +20,7 @@ from penstock.errors import DatabaseUnavailable
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
+from penstock.postgres.migrate import Migrated, MigrationPlan
 from penstock.settings import Settings
 
 log = get_logger("penstock.database")
@@ -132,13 +133,22 @@ class Context:
             return self.settings.database_url.get_secret_value()
         return self._held.setdefault(os.getpid(), EmbeddedServer(self.settings.data_dir)).start()
 
-    async def migrate(self, *, timeout: timedelta = timedelta(0)) -> migrate.Migrated:
+    async def migrate(self, *, timeout: timedelta = timedelta(0)) -> Migrated:
         """Bring the schema to this version."""
         database = Database(await self.start_server(), self.settings)
         await database.open()
         try:
             await database.answering(timeout)
             return await migrate.migrate(database)
+        finally:
+            await database.close()
+
+    async def plan_migration(self) -> MigrationPlan:
+        """What a migration would change."""
+        database = Database(await self.start_server(), self.settings)
+        await database.open()
+        try:
+            return await migrate.plan(database)
         finally:
             await database.close()
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from penstock.errors import (
     SchemaMismatch,
     Unreadable,
 )
+from penstock.postgres import credentials
 from penstock.settings import Settings
 
 log = get_logger("penstock.database")
@@ -250,7 +252,7 @@ class Database:
                 timeout=self._settings.connect_timeout.total_seconds(),
                 connect=self._connect,
                 connection_class=_Connection,
-                **self._connection_options(),
+                **self._connection_options(self.url),
             )
 
     async def answering(self, timeout: timedelta) -> None:
@@ -328,7 +330,7 @@ class Database:
         async def once() -> asyncpg.Connection[Any]:
             url = self._settings.listen_url.get_secret_value() if self._settings.listen_url else self.url
             connection: asyncpg.Connection[Any] = await self._connect(
-                url, timeout=self._settings.connect_timeout.total_seconds(), **self._connection_options()
+                url, timeout=self._settings.connect_timeout.total_seconds(), **self._connection_options(url)
             )
             return connection
 
@@ -385,8 +387,10 @@ class Database:
             raise DatabaseUnavailable("the database connection is closed", hint="Open the app first: async with app:")
         return self._pool.acquire(timeout=self._settings.command_timeout.total_seconds())
 
-    def _connection_options(self) -> dict[str, Any]:
+    def _connection_options(self, url: str) -> dict[str, Any]:
         options: dict[str, Any] = {"server_settings": {"application_name": self._application}}
+        if (password := credentials.source(self._settings)) is not None and not credentials.has_password(url):
+            options["password"] = partial(credentials.ask, password)
         if self._settings.statement_cache is False:
             options["statement_cache_size"] = 0
         return options

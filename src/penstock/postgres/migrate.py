@@ -43,6 +43,18 @@ PROTOCOL = 1
 OLDEST_CLIENT = 1
 _LOCK = 0x70656E73
 _APPLIED = "select name, checksum, version from penstock.migrations"
+# The functions as they are before the files are applied are noted in a setting of the transaction. So a migration is the same
+# statements from here and from psql, and asks for no right to make temporary tables.
+_NOTE_FUNCTIONS = """\
+select count(set_config('penstock.functions_before', functions::text, true))
+from (
+    select coalesce(jsonb_agg(jsonb_build_array(oid, xmin::text)), '[]') as functions
+    from pg_proc
+    where pronamespace = 'penstock'::regnamespace
+) as noted"""
+_DROP_UNDECLARED = """\
+select penstock.drop_undeclared(array_agg((function ->> 0)::oid), array_agg(function ->> 1))
+from jsonb_array_elements(current_setting('penstock.functions_before')::jsonb) as function"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,52 @@ class Migrated:
     functions: bool
 
 
+@dataclass(frozen=True, slots=True)
+class MigrationPlan:
+    """What a migration of the schema as it is now would change.
+
+    Attributes:
+        tables: Numbered files that would be applied.
+        created: Functions that would be new.
+        replaced: Functions that would change.
+        dropped: Functions that would be dropped.
+        statements: The statements of the migration, in order; none when the schema is up to date.
+    """
+
+    tables: list[str]
+    created: list[str]
+    replaced: list[str]
+    dropped: list[str]
+    statements: list[str]
+
+    @property
+    def script(self) -> str:
+        """The statements as one transaction, for psql and whatever else runs SQL."""
+        if not self.statements:
+            return "-- Nothing to do: the schema penstock is up to date.\n"
+        title = f"-- Brings the schema penstock to version {__version__}, from the state in which it was when this was made.\n"
+        body = "".join(f"{text.rstrip().removesuffix(';')};\n\n" for text in self.statements)
+        return f"{title}begin;\n\n{body}commit;\n"
+
+
+class _Statements:
+    """Executes statements on a connection, and keeps those that succeeded."""
+
+    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+        self.connection = connection
+        self.texts: list[str] = []
+
+    async def run(self, text: str) -> None:
+        await self.connection.execute(text)
+        self.texts.append(text)
+
+    async def run_for(self, text: str) -> Any:
+        """Execute a query, and return its value."""
+        value = await self.connection.fetchval(text)
+        self.texts.append(text)
+        return value
+
+
 async def migrate(database: Database) -> Migrated:
     """Create or update the schema `penstock`. Does nothing when it is up to date.
 
@@ -71,11 +129,43 @@ async def migrate(database: Database) -> Migrated:
     connection = await database.connect()
     try:
         async with connection.transaction():
-            return await _migrate(database, connection)
+            done, dropped = await _migrate(database, _Statements(connection))
+        if done.tables or done.functions:
+            log.info("migrated", tables=done.tables, functions=done.functions, dropped=dropped)
+        return done
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise (translate(error) or error) from error
     finally:
         connection.terminate()
+
+
+async def plan(database: Database) -> MigrationPlan:
+    """What `migrate` would do now: it runs the migration, and rolls it back. Changes nothing; holds its locks until then.
+
+    Raises:
+        SchemaMismatch: The migration would be refused.
+        DatabaseUnavailable: The database cannot be reached.
+    """
+    connection = await database.connect()
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        statements = _Statements(connection)
+        before = await _fingerprints(connection)
+        done, dropped = await _migrate(database, statements)
+        after = await _fingerprints(connection)
+        await transaction.rollback()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise (translate(error) or error) from error
+    finally:
+        connection.terminate()
+    return MigrationPlan(
+        tables=done.tables,
+        created=sorted(after.keys() - before.keys()),
+        replaced=sorted(name for name in before.keys() & after.keys() if before[name] != after[name]),
+        dropped=sorted({*dropped, *(before.keys() - after.keys())}),
+        statements=statements.texts if done.tables or done.functions else [],
+    )
 
 
 async def check(database: Database) -> None:
@@ -97,16 +187,18 @@ async def check(database: Database) -> None:
         )
 
 
-async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> Migrated:
+async def _migrate(database: Database, statements: _Statements) -> tuple[Migrated, list[str]]:
+    """Migrate within the transaction of the connection. Also returns the functions that were dropped."""
+    connection = statements.connection
     server = int(await connection.fetchval("show server_version_num")) // 10_000
     if server < OLDEST_SERVER:
         raise SchemaMismatch(f"PostgreSQL {server} is too old", hint=f"Penstock needs PostgreSQL {OLDEST_SERVER} or newer.")
-    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+    await statements.run(f"select pg_advisory_xact_lock({_LOCK})")
     applied: dict[str, Any] = {}
     if await connection.fetchval("select to_regclass('penstock.migrations') is not null"):
         applied = {row["name"]: row for row in await connection.fetch(_APPLIED)}
         _refuse_other_tables(database, applied)
-    await connection.execute((_schema() / "migrations.sql").read_text("utf-8"))
+    await statements.run((_schema() / "migrations.sql").read_text("utf-8"))
 
     tables = schema_files("tables")
     if applied:
@@ -114,10 +206,10 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
         _refuse_range(stored)
         if stored is not None and (stored["number"] > PROTOCOL or _number(stored["version"]) > _number(__version__)):
             # The schema is newer and serves this version, which must not change it.
-            return Migrated(tables=[], functions=False)
+            return Migrated(tables=[], functions=False), []
     new = [file for file in tables if file.name not in applied]
     for file in new:
-        await connection.execute(file.text)
+        await statements.run(file.text)
     done = [file.name for file in new]
 
     functions = schema_files("functions")
@@ -125,33 +217,29 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
     before = applied.get("functions")
     applied_now = before is not None and (before["version"], before["checksum"]) == (__version__, checksum)
     stale = not applied_now and (before is None or _number(before["version"]) <= _number(__version__))
+    dropped: list[str] = []
     if stale or done:
-        dropped = await _apply_functions(connection, functions)
-        await connection.execute("select penstock.set_planner_profiles()")
-        await connection.execute("select penstock.refresh_access()")
-        await connection.execute("select penstock.ensure_archive(penstock.clock())")
+        dropped = await _apply_functions(statements, functions)
+        await statements.run("select penstock.set_planner_profiles()")
+        await statements.run("select penstock.refresh_access()")
+        await statements.run("select penstock.ensure_archive(penstock.clock())")
         for file in new:
-            await _record(connection, file.name, checksum_of((file,)))
-        await _record(connection, "functions", checksum)
-        await connection.execute("select penstock.record_protocol($1, $2, $3)", PROTOCOL, OLDEST_CLIENT, __version__)
+            await _record(statements, file.name, checksum_of((file,)))
+        await _record(statements, "functions", checksum)
+        await statements.run(f"select penstock.record_protocol({PROTOCOL}, {OLDEST_CLIENT}, {_literal(__version__)})")
         # Workers of other versions check whether they can continue.
-        await connection.execute("select pg_notify('penstock', 'schema')")
-        log.info("migrated", tables=done, functions=stale, dropped=dropped)
-    return Migrated(tables=done, functions=stale)
+        await statements.run("select pg_notify('penstock', 'schema')")
+    return Migrated(tables=done, functions=stale), dropped
 
 
-async def _apply_functions(connection: asyncpg.Connection[Any], files: Sequence[SchemaFile]) -> list[str]:
+async def _apply_functions(statements: _Statements, files: Sequence[SchemaFile]) -> list[str]:
     """Create or replace the functions of the files, and drop the others of the schema. Returns those that were dropped."""
-    before = await connection.fetch(
-        "select oid, xmin::text as version from pg_proc where pronamespace = 'penstock'::regnamespace"
-    )
-    await connection.execute("set local check_function_bodies = off")
+    await statements.run(_NOTE_FUNCTIONS)
+    await statements.run("set local check_function_bodies = off")
     try:
         for file in files:
-            await _replace(connection, file)
-        dropped: list[str] = await connection.fetchval(
-            "select penstock.drop_undeclared($1, $2)", [row["oid"] for row in before], [row["version"] for row in before]
-        )
+            await _replace(statements, file)
+        dropped: list[str] = await statements.run_for(_DROP_UNDECLARED)
     except asyncpg.DependentObjectsStillExistError as error:
         raise SchemaMismatch(
             f"the database uses functions of Penstock that this version drops: {error.detail}",
@@ -160,11 +248,11 @@ async def _apply_functions(connection: asyncpg.Connection[Any], files: Sequence[
     return dropped
 
 
-async def _replace(connection: asyncpg.Connection[Any], file: SchemaFile) -> None:
+async def _replace(statements: _Statements, file: SchemaFile) -> None:
     while True:
         try:
-            async with connection.transaction():
-                await connection.execute(file.text)
+            async with statements.connection.transaction():
+                await statements.run(file.text)
             return
         except asyncpg.InvalidFunctionDefinitionError as error:
             # `create or replace` cannot change the result, nor the names and defaults of parameters. The hint names the command
@@ -172,11 +260,34 @@ async def _replace(connection: asyncpg.Connection[Any], file: SchemaFile) -> Non
             command = re.search(r"DROP FUNCTION .+\)", error.hint or "")
             if command is None:
                 raise
-            await connection.execute(command[0])
+            await statements.run(command[0])
 
 
-async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str) -> None:
-    await connection.execute("select penstock.record_migration($1, $2, $3)", name, checksum, __version__)
+async def _fingerprints(connection: asyncpg.Connection[Any]) -> dict[str, str]:
+    """Each function of the schema, with a value that changes with its definition."""
+    rows = await connection.fetch(
+        """
+        select
+            oid::regprocedure::text as name,
+            md5(concat_ws(
+                '|', prosrc, proconfig, prosecdef, provolatile, proargnames, proargmodes, prorettype::regtype, proretset,
+                pg_get_expr(proargdefaults, 0)
+            )) as fingerprint
+        from pg_proc
+        where pronamespace = to_regnamespace('penstock')
+        """
+    )
+    return {row["name"]: row["fingerprint"] for row in rows}
+
+
+async def _record(statements: _Statements, name: str, checksum: str) -> None:
+    values = ", ".join(_literal(value) for value in (name, checksum, __version__))
+    await statements.run(f"select penstock.record_migration({values})")
+
+
+def _literal(value: str) -> str:
+    """A text of ours, such as the name of a file, as it stands in a script."""
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _refuse_other_tables(database: Database, applied: Mapping[str, Any]) -> None:

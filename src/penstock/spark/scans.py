@@ -16,6 +16,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.postgres.credentials import with_password
+from penstock.settings import Settings
 from penstock.spark.connections import APPLICATION, Connections
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def connect(url: str) -> Any:
     deadline = time.monotonic() + _RESTART_S
     while True:
         try:
-            return dbapi.connect(url, autocommit=True)
+            return dbapi.connect(with_password(url, Settings.read()), autocommit=True)
         except Error as error:
             message = str(error)
             if time.monotonic() > deadline or not any(passing in message for passing in _PASSING):
