@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 # Not the commands themselves: they look at the environment when they are imported.
@@ -54,7 +55,8 @@ def _exit_code(command: int, connection: socket.socket) -> int:
 
     def watch() -> None:
         connection.recv(1)
-        os.kill(command, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(command, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
     return os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])

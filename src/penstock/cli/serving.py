@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +23,7 @@ from penstock.cli.autoscale import Autoscaler, parse_range
 from penstock.cli.backend import database_app, require_database
 from penstock.cli.http import serving_beside
 from penstock.cli.output import AsJson, err, holding, out, print_json
+from penstock.cli.replacing import MaxJobs, MaxMemory, ReplaceAfter, replace_after
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs
 from penstock.core.extras import needs
@@ -29,11 +31,11 @@ from penstock.core.garbage_collection import collect_seldom
 from penstock.core.logs import get_logger
 from penstock.core.measuring import measured
 from penstock.errors import InvalidInput, SchemaMismatch
-from penstock.postgres.embedded import wheel_bin_dir
-from penstock.worker import Worker
 from penstock.postgres.credentials import with_password
-from penstock.worker.handler_calls import HANDLER_THREADS
+from penstock.postgres.embedded import wheel_bin_dir
 from penstock.postgres.migrate import MigrationPlan
+from penstock.worker import Worker
+from penstock.worker.handler_calls import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
 log = get_logger("penstock.worker")
@@ -67,6 +69,9 @@ def worker(
     concurrency: Concurrency = None,
     metrics: Metrics = None,
     log_format: Log = "console",
+    max_jobs: MaxJobs = None,
+    max_memory: MaxMemory = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Start again when a Python file below this folder changes.")] = False,
     autoscale: Annotated[
         str | None, typer.Option(metavar="MIN:MAX", help="As many processes as `penstock scale advise` says, within these.")
     ] = None,
@@ -95,7 +100,7 @@ def worker(
         return
     if on != "here":
         raise typer.BadParameter(f"{on!r} is neither here nor spark", param_hint="--on")
-    arguments = (target, names or [], concurrency, log_format)
+    command = WorkerCommand(target, tuple(names or ()), concurrency, log_format, replace_after(max_jobs, max_memory))
     address = None
     if metrics is not None:
         from penstock.worker.endpoint import parse_address
@@ -103,21 +108,27 @@ def worker(
         address = parse_address(metrics)
         with needs("metrics", "--metrics"):
             import prometheus_client  # noqa: F401
-    if processes == 1 and limits is None:
-        run_worker(*arguments, metrics=address)
+    supervised = limits is not None or command.replace_after is not None or reload
+    if processes == 1 and not supervised:
+        run_worker(command, metrics=address)
         return
     scaler = None if limits is None else Autoscaler(lambda: load(target), names or [], *limits, wait_s, app.settings)
     number = processes if limits is None else limits[0]
     wanted = None if scaler is None else scaler.wanted
+    changed = None
+    if reload:
+        from penstock.cli.reloading import SourceChanges
+
+        changed = SourceChanges(Path.cwd()).seen
     if address is None:
-        supervise(run_worker, arguments, number, wanted)
+        supervise(run_worker, (command,), number, wanted, changed=changed)
     else:
         logs.configure(log_format)
         # Loaded here, since the library takes a while to load.
         from penstock.cli import worker_metrics
 
         with worker_metrics.of_processes(app, address, number) as reports:
-            supervise(run_worker, arguments, number, wanted, reports.pipe)
+            supervise(run_worker, (command,), number, wanted, reports.pipe, changed)
 
 
 def up(
@@ -134,9 +145,9 @@ def up(
         if target is None:
             asyncio.run(_hold(app))
         elif processes == 1:
-            run_worker(target, [], None)
+            run_worker(WorkerCommand(target))
         else:
-            supervise(run_worker, (target, [], None), processes)
+            supervise(run_worker, (WorkerCommand(target),), processes)
 
 
 def migrate(
@@ -145,6 +156,8 @@ def migrate(
     as_json: AsJson = False,
 ) -> None:
     """Create the schema penstock in the database, or bring it to this version."""
+    if as_sql and (as_json or dry_run):
+        raise typer.BadParameter("it prints the statements alone: leave out --dry-run and --json", param_hint="--sql")
 
     async def run() -> Any:
         app = database_app()
@@ -154,14 +167,28 @@ def migrate(
             await app.close()
 
     done = asyncio.run(run())
-    if as_json:
+    if as_sql:
+        typer.echo(done.script, nl=False)
+    elif dry_run:
+        _print_plan(done, as_json)
+    elif as_json:
         print_json(done)
-    if as_sql and (as_json or dry_run):
-        raise typer.BadParameter("it prints the statements alone: leave out --dry-run and --json", param_hint="--sql")
     elif done.tables or done.functions:
         out.print(f"migrated: {', '.join(done.tables) or 'no tables'}{', functions' if done.functions else ''}")
     else:
         out.print("nothing to do, the schema is up to date")
+
+
+def _print_plan(plan: MigrationPlan, as_json: bool) -> None:
+    changes = {field: getattr(plan, field) for field in ("tables", "created", "replaced", "dropped")}
+    if as_json:
+        print_json(changes)
+    elif not plan.statements:
+        out.print("nothing to do, the schema is up to date")
+    else:
+        for what, names in changes.items():
+            kind = "tables, apply" if what == "tables" else f"functions, {what}"
+            out.print(f"{kind}: {', '.join(names) or 'none'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def declare(target: Target, as_json: AsJson = False) -> None:
@@ -175,23 +202,7 @@ def declare(target: Target, as_json: AsJson = False) -> None:
             return await app.declare()
 
     declared = asyncio.run(run())
-    if as_sql:
-        typer.echo(done.script, nl=False)
-    elif dry_run:
-        _print_plan(done, as_json)
-def _print_plan(plan: MigrationPlan, as_json: bool) -> None:
-    changes = {field: getattr(plan, field) for field in ("tables", "created", "replaced", "dropped")}
     if as_json:
-        print_json(changes)
-    elif not plan.statements:
-        out.print("nothing to do, the schema is up to date")
-    else:
-        for what, names in changes.items():
-            kind = "tables, apply" if what == "tables" else f"functions, {what}"
-            out.print(f"{kind}: {', '.join(names) or 'none'}", markup=False, highlight=False, soft_wrap=True)
-
-
-    elif as_json:
         print_json(declared)
     else:
         out.print("\n".join(declared) or "the app declares nothing", markup=False, highlight=False)
@@ -232,29 +243,37 @@ def _default_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def run_worker(
-    target: str,
-    names: list[str],
-    concurrency: int | None,
-    log_format: str = "console",
-    told: Told | None = None,
-    *,
-    metrics: tuple[str, int] | None = None,
-) -> None:
-    """Run one worker in this process until it is told to stop: by signals, or by its supervisor.
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """What a worker process is told at its start.
 
-    Args:
+    Attributes:
         target: Where the app is.
         names: Only these job types; none: all.
         concurrency: Async handlers at once; None: as set.
         log_format: "console" or "json".
+        replace_after: When it asks its supervisor for a successor; None: never.
+    """
+
+    target: str
+    names: tuple[str, ...] = ()
+    concurrency: int | None = None
+    log_format: str = "console"
+    replace_after: ReplaceAfter | None = None
+
+
+def run_worker(command: WorkerCommand, told: Told | None = None, *, metrics: tuple[str, int] | None = None) -> None:
+    """Run one worker in this process until it is told to stop: by signals, or by its supervisor.
+
+    Args:
+        command: What to run.
         told: Its supervisor, which also gets its reports.
         metrics: Address to serve metrics at.
     """
-    app = load(target)
-    logs.configure(log_format)
-    if concurrency is not None:
-        app.context.settings = app.settings.model_copy(update={"concurrency": concurrency})
+    app = load(command.target)
+    logs.configure(command.log_format)
+    if command.concurrency is not None:
+        app.context.settings = app.settings.model_copy(update={"concurrency": command.concurrency})
     collect_seldom()
 
     async def run() -> None:
@@ -274,8 +293,11 @@ def run_worker(
                         stack.enter_context(worker_metrics.of_process(app, url, metrics, meter, lambda: working))
                 await app.open(timeout=app.settings.start_timeout)
                 await stack.enter_async_context(app)
-                working = await app.worker(*names)
+                working = await app.worker(*command.names)
                 _obey(working, told, asyncio.get_running_loop())
+                if told is not None and command.replace_after is not None:
+                    asking = asyncio.create_task(command.replace_after.ask(working, told.replace), name="penstock-replacing")
+                    stack.callback(asking.cancel)
                 await working.run()
             code = 0
         except Exception as error:

@@ -2,6 +2,8 @@
 
 A terminal sends Ctrl-C, and systemd SIGTERM, to all processes of a group. If the supervisor passed its signal on as one, each
 worker would get two for one, and the second means "at once". So its word goes over a pipe, and only that is counted.
+
+A worker process that asks to be replaced, or whose code has changed, goes on until its successor works.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from penstock.core import logs
 from penstock.worker import Worker
 
 _RETIRE = b"retire"
+_WORKING = b"working"
+_REPLACE = b"replace"
 
 
 class Told:
@@ -33,7 +37,10 @@ class Told:
         """Where to send reports; None: this worker has no metrics."""
 
     def obey(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop `worker` when the supervisor asks for it, once more when it asks again, and when the supervisor is gone."""
+        """Stop `worker` when the supervisor asks for it, once more when it asks again, and when the supervisor is gone.
+
+        The supervisor learns when the worker works.
+        """
         stopping = False
 
         def stop_once() -> None:
@@ -64,15 +71,39 @@ class Told:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         loop.add_reader(self._pipe.fileno(), asked)
 
+        async def started() -> None:
+            await worker.started()
+            self._say(_WORKING)
+
+        self._starting = loop.create_task(started(), name="penstock-started")
+
+    def replace(self) -> None:
+        """Ask the supervisor for a successor, and to be retired when that works."""
+        self._say(_REPLACE)
+
+    def _say(self, words: bytes) -> None:
+        with suppress(OSError):  # the supervisor is gone
+            self._pipe.send_bytes(words)
+
 
 class _Child:
     """A worker process: runs `target(*arguments, told)`."""
 
-    def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...], reports: Callable[[], Connection] | None) -> None:
+    def __init__(
+        self,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        reports: Callable[[], Connection] | None,
+        replaces: _Child | None = None,
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
-        theirs, self._pipe = spawn.Pipe(duplex=False)
+        theirs, self.pipe = spawn.Pipe()
         self._told = 0
         self.retired = False
+        self.working = False
+        self.wants_successor = False
+        self.open = True
+        self.replaces = replaces
         self.started = time.monotonic()
         reporting = None if reports is None else reports()
         told = Told(theirs, reporting)
@@ -83,18 +114,87 @@ class _Child:
         if reporting is not None:
             reporting.close()
 
+    def hear(self) -> None:
+        """Take what it has said."""
+        try:
+            while self.open and self.pipe.poll():
+                words = self.pipe.recv_bytes()
+                self.working |= words == _WORKING
+                self.wants_successor |= words == _REPLACE
+        except (EOFError, OSError):
+            self.open = False
+
     def retire(self) -> None:
         """Let it finish what it has, for as long as that takes, and end."""
         self.retired = True
         with suppress(OSError):  # it is gone
-            self._pipe.send_bytes(_RETIRE)
+            self.pipe.send_bytes(_RETIRE)
 
     def tell(self, words: int) -> None:
         """Pass on how often the supervisor was told to stop."""
         if words > self._told:
             self._told = words
             with suppress(OSError):  # it is gone
-                self._pipe.send_bytes(str(words).encode())
+                self.pipe.send_bytes(str(words).encode())
+
+
+class _Crew:
+    """The worker processes of one supervisor."""
+
+    def __init__(self, start: Callable[[_Child | None], _Child], number: int) -> None:
+        self._start = start
+        self.children = [start(None) for _ in range(number)]
+
+    def events(self) -> list[Any]:
+        """What to wait for: their ends, and what they say."""
+        alive = [child for child in self.children if child.process.is_alive()]
+        return [child.process.sentinel for child in alive] + [child.pipe for child in alive if child.open]
+
+    def replace_all(self) -> None:
+        """Replace all of them."""
+        for child in self.children:
+            child.wants_successor = True
+
+    def keep(self) -> None:
+        """Start those that died again, and successors of those that want one; retire those whose successors work."""
+        now = time.monotonic()
+        for child in list(self.children):
+            child.hear()
+            old = child.replaces
+            if old is not None and child.working:
+                old.retire()
+                child.replaces = old = None
+            if child.process.is_alive():
+                continue
+            if child.retired or old is not None:
+                # A successor that does not start leaves its predecessor at work, which may ask again.
+                self.children.remove(child)
+            elif self._successor(child) is not None:
+                self.children.remove(child)
+                self._successor_of_none(child)
+            elif now - child.started > 1.0:
+                self.children[self.children.index(child)] = self._start(None)
+        for child in list(self.children):
+            if child.wants_successor and not child.retired and child.replaces is None and self._successor(child) is None:
+                child.wants_successor = False
+                self.children.append(self._start(child))
+
+    def scale(self, wanted: Callable[[int], int]) -> None:
+        """Bring their number to what is wanted. A process with a successor counts once, with it."""
+        working = [child for child in self.children if not child.retired and child.replaces is None]
+        number = wanted(len(working))
+        self.children += [self._start(None) for _ in range(number - len(working))]
+        for child in working[number:]:
+            for leaving in filter(None, (child, self._successor(child))):
+                leaving.retire()
+
+    def _successor(self, child: _Child) -> _Child | None:
+        return next((one for one in self.children if one.replaces is child), None)
+
+    def _successor_of_none(self, child: _Child) -> None:
+        for one in self.children:
+            if one.replaces is child:
+                one.replaces = None
 
 
 def supervise(
@@ -103,6 +203,7 @@ def supervise(
     processes: int,
     wanted: Callable[[int], int] | None = None,
     reports: Callable[[], Connection] | None = None,
+    changed: Callable[[], bool] | None = None,
 ) -> None:
     """Keep worker processes running until SIGTERM or SIGINT; one that dies is started again, at most once a second each.
 
@@ -112,6 +213,7 @@ def supervise(
         processes: How many.
         wanted: From how many there are to how many there should be; asked about once a second. None: always so many.
         reports: Makes a pipe over which a process reports; None: they do not.
+        changed: Whether all are to be replaced, asked about once a second; None: never.
     """
     words = 0
 
@@ -125,26 +227,22 @@ def supervise(
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, signalled)
     signal.signal(signal.SIGINT, signalled)
-    children = [_Child(target, arguments, reports) for _ in range(processes)]
-    while not words or any(child.process.is_alive() for child in children):
-        for child in children:
+    crew = _Crew(lambda replaces: _Child(target, arguments, reports, replaces), processes)
+    while not words or any(child.process.is_alive() for child in crew.children):
+        for child in crew.children:
             child.tell(words)
-        alive = [child.process.sentinel for child in children if child.process.is_alive()]
-        multiprocessing.connection.wait([waker, *alive], timeout=1.0)
+        multiprocessing.connection.wait([waker, *crew.events()], timeout=1.0)
         with suppress(BlockingIOError):
             waker.recv(4096)
         if words:
+            for child in crew.children:
+                child.hear()
             continue
-        children = [child for child in children if not child.retired or child.process.is_alive()]
-        for place, child in enumerate(children):
-            if not child.process.is_alive() and time.monotonic() - child.started > 1.0:
-                children[place] = _Child(target, arguments, reports)
+        if changed is not None and changed():
+            crew.replace_all()
+        crew.keep()
         if wanted is not None:
-            working = [child for child in children if not child.retired]
-            number = wanted(len(working))
-            children += [_Child(target, arguments, reports) for _ in range(number - len(working))]
-            for child in working[number:]:
-                child.retire()
+            crew.scale(wanted)
 
 
 @contextmanager

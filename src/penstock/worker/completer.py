@@ -48,7 +48,8 @@ class Completer:
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._settled = 0
+        self.settled = 0
+        """How many results have been written, or found stale."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def settle(self, result: Settlement) -> None:
@@ -77,10 +78,10 @@ class Completer:
                     meter.settled([result.name for result in batch], others, time.monotonic() - began)
                 self._report(batch, outcomes)
                 self._writing = []
-                self._settled += len(batch)
+                self.settled += len(batch)
                 for tell in self.on_written:
                     tell(batch, outcomes)
-                while self._waiting and self._waiting[0][0] <= self._settled:
+                while self._waiting and self._waiting[0][0] <= self.settled:
                     waiting = self._waiting.popleft()[1]
                     if not waiting.done():
                         waiting.set_result(None)
@@ -96,7 +97,7 @@ class Completer:
         """Wait until all results so far are written; results that come meanwhile do not prolong the wait."""
         if ahead := len(self._writing) + len(self._results):
             written = asyncio.get_running_loop().create_future()
-            self._waiting.append((self._settled + ahead, written))
+            self._waiting.append((self.settled + ahead, written))
             await written
 
     async def _write(self, batch: list[Settlement]) -> dict[UUID, str]:

@@ -213,6 +213,11 @@ class Worker:
         """Whether the worker has been told to stop."""
         return self._shutdown.requested.is_set()
 
+    @property
+    def settled(self) -> int:
+        """How many results of jobs it has written."""
+        return self._completer.settled
+
     def progress(self) -> Progress:
         """How the worker advances. May be called from any thread."""
         running = self._running.is_set()
