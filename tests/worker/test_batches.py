@@ -133,6 +133,35 @@ async def test_a_cancelled_job_leaves_its_batch_and_the_others_go_on(app: Pensto
     assert [str(record.status) for record in others] == ["succeeded", "succeeded"]
 
 
+async def test_a_job_that_is_cancelled_while_the_middleware_waits_is_not_handed_to_the_handler(app: Penstock) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+    around: list[list[int]] = []
+
+    @app.middleware
+    async def waits(work: Any, call_next: Any) -> Any:
+        around.append([job.data for job in work])
+        started.set()
+        await go_on.wait()
+        answer = await call_next(work)
+        around.append([job.data for job in work])
+        return answer
+
+    @app.job(max_batch_size=3, linger=timedelta(seconds=10), keep_result=True)
+    async def index(jobs: list[Job[int]]) -> list[int]:
+        return [job.data * 10 for job in jobs]
+
+    receipts = await index.enqueue_many([1, 2, 3])
+    async with running_worker(app):
+        await started.wait()
+        await app.cancel(receipts[1].id)
+        cancelled = await app_finished(app, receipts[1].id)
+        go_on.set()
+        others = [await app_finished(app, receipts[place].id) for place in (0, 2)]
+    assert str(cancelled.status) == "cancelled"
+    assert [other.result for other in others] == [10, 30]
+    assert around == [[1, 2, 3], [1, 3]]
+
+
 async def test_a_batch_that_runs_too_long_is_stopped(app: Penstock) -> None:
     ended: list[str] = []
 

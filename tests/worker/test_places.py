@@ -160,14 +160,21 @@ class Gate(threading.Event):
 
 
 class Shaped:
-    """An executor of jobs that wait at a gate, of one shape; counts how many are at the gate together."""
+    """An executor of jobs that wait at a gate, of one shape; counts how many are at the gate together.
+
+    Attributes:
+        owns: Whether the jobs are still its own.
+        seen: The jobs that were handed to the handler, of the shapes on the loop and of batches.
+    """
 
     def __init__(self, app: Penstock, shape: str, folder: Path) -> None:
         self.app = app
         self.shape = shape
         self.folder = folder
         self.batch = BatchOptions(PLACES // 2, timedelta(0), False)
+        self.owns = True
         self.results: list[Settlement] = []
+        self.seen: set[UUID] = set()
         self._at_gate: set[UUID] = set()
         # Jobs of each call of `submitted` have a gate of their own: a thread may begin with a job after that was lost.
         self.gates: list[Gate] = []
@@ -196,15 +203,26 @@ class Shaped:
             self.gates[job.data["round"]].wait(60)
             self._at_gate.discard(job.id)
 
-        handler: Any = {"thread": in_thread, "process": in_process, "batch": together}.get(self.shape, on_loop)
-        batch = self.batch if self.shape == "batch" else None
-        kind: HandlerKind = "thread" if self.shape == "thread" else "process" if self.shape == "process" else "async"
+        def together_in_thread(jobs: Jobs[Any]) -> None:
+            ids = {job.id for job in jobs}
+            self.seen |= ids
+            self._at_gate.update(ids)
+            self.gates[jobs[0].data["round"]].wait(60)
+            self._at_gate.difference_update(ids)
+
+        handlers = {"thread": in_thread, "process": in_process, "batch": together, "batch in threads": together_in_thread}
+        handler: Any = handlers.get(self.shape, on_loop)
+        batch = self.batch if self.shape.startswith("batch") else None
+        kinds: dict[str, HandlerKind] = {"thread": "thread", "batch in threads": "thread", "process": "process"}
+        kind = kinds.get(self.shape, "async")
         worked = WorkedType("brief", Options(), Codec(Any, "brief"), handler, kind, batch=batch)
         worked.once = self.shape == "once"
         self.database = await self.app.database()
         await type_queries.declare_job_type(self.database, "brief", Options().as_json())
         await worker_queries.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
-        self.executor = Executor(self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None)
+        self.executor = Executor(
+            self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None, may_start=lambda: self.owns
+        )
 
     async def submitted(self) -> list[ClaimedJob]:
         """As many jobs as there are places, claimed and with the executor."""
@@ -218,6 +236,7 @@ class Shaped:
     async def _wait(self, waiting: Sequence[Job[Any]]) -> None:
         ids = {job.id for job in waiting}
         gate = self.gates[waiting[0].data["round"]]
+        self.seen |= ids
         self._at_gate |= ids
         try:
             while not gate.is_set():
@@ -307,4 +326,61 @@ async def test_a_job_that_is_lost_while_its_batch_gathers_is_not_in_it(small: Pe
     harness.gate.set()
     await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
     assert {result.id for result in harness.results} == {job.id for job in claimed[1:]}
+    harness.executor.close()
+
+
+async def test_a_job_that_is_lost_when_its_batch_is_complete_is_not_handed_to_the_handler(
+    small: Penstock, tmp_path: Path
+) -> None:
+    harness = Shaped(small, "batch", tmp_path)
+    harness.batch = BatchOptions(PLACES, timedelta(seconds=60), False)
+    await harness.open()
+    claimed = await harness.submitted()
+    await asyncio.sleep(0)  # the last of them has completed the batch, whose call takes its first step after this one
+    harness.executor.abandon([claimed[0].id])
+    await eventually(lambda: len(harness.at_gate) >= PLACES - 1, "the others", 60)
+    assert harness.at_gate == {job.id for job in claimed[1:]}
+    harness.gate.set()
+    await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
+    assert {(result.id, result.outcome) for result in harness.results} == {(job.id, Outcome.SUCCEEDED) for job in claimed[1:]}
+    harness.executor.close()
+
+
+async def test_a_job_that_is_lost_while_its_batch_waits_for_a_thread_is_not_handed_to_the_handler(
+    url: str, tmp_path: Path
+) -> None:
+    async with Penstock(url, settings=Settings(concurrency=PLACES, threads=1)) as app:
+        harness = Shaped(app, "batch in threads", tmp_path)
+        harness.batch = BatchOptions(PLACES, timedelta(seconds=60), False)
+        await harness.open()
+        first = await harness.submitted()
+        await eventually(lambda: harness.at_gate == {job.id for job in first}, "the batch that takes the thread", 60)
+        second = await harness.submitted()
+        for _ in range(5):  # its call is with the thread
+            await asyncio.sleep(0)
+        harness.executor.abandon([second[0].id])
+        for gate in harness.gates:
+            gate.set()
+        await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
+        wanted = {job.id for job in [*first, *second[1:]]}
+        assert {(result.id, result.outcome) for result in harness.results} == {(id, Outcome.SUCCEEDED) for id in wanted}
+        assert second[0].id not in harness.seen
+        harness.executor.close()
+
+
+async def test_jobs_that_the_worker_may_have_lost_while_their_batch_gathered_are_not_handed_to_the_handler(
+    small: Penstock, tmp_path: Path
+) -> None:
+    harness = Shaped(small, "batch", tmp_path)
+    harness.batch = BatchOptions(PLACES + 1, timedelta(milliseconds=100), False)
+    await harness.open()
+    claimed = await harness.submitted()
+    await asyncio.sleep(0)  # each has asked for a place in the batch
+    harness.owns = False  # as after a suspension of the process
+    harness.gate.set()
+    await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
+    assert not harness.seen
+    assert {(result.id, result.outcome, result.detail) for result in harness.results} == {
+        (job.id, Outcome.RELEASED, None) for job in claimed
+    }
     harness.executor.close()

@@ -1,6 +1,8 @@
 """Batch handlers: jobs of one type that run at the same time go to one call of their handler.
 
 Each job of a batch is a job of its own: it has its own place, time limit, cancellation and settlement. Only the call is shared.
+A job that was cancelled or lost by the time of the call is not handed to the handler: that may have happened while the batch
+gathered, while the middleware waited, or while no thread was free.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from typing import Any
 
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Job, Jobs
-from penstock.jobs.worked import BatchOptions, WorkedType
+from penstock.jobs.worked import BatchOptions, NotStarted, WorkedType
 
-Call = Callable[[WorkedType, Jobs[Any], Mapping[str, Any]], Awaitable[Any]]
+Call = Callable[[WorkedType, Callable[[], Jobs[Any]], Mapping[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,20 @@ class _Failure:
     traceback: TracebackType | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A job of a batch, its outcome, and whether its worker still owns it."""
+
+    job: Job[Any]
+    outcome: asyncio.Future[Any]
+    may_start: Callable[[], bool]
+
+
 @dataclass(slots=True)
 class _Gathering:
     """Jobs that wait for the call of their batch."""
 
-    jobs: list[tuple[Job[Any], asyncio.Future[Any]]] = field(default_factory=list)
+    members: list[_Member] = field(default_factory=list)
     timer: asyncio.Handle | None = None
 
 
@@ -40,7 +51,7 @@ class Batcher:
     Args:
         worked: The job type.
         options: Size of a batch, and how long the first job of a batch waits for others.
-        call: Calls the handler with a batch and its dependencies, on the loop or in a thread.
+        call: Calls the handler with its dependencies, on the loop or in a thread, with the batch that a function returns there.
     """
 
     def __init__(self, worked: WorkedType, options: BatchOptions, call: Call) -> None:
@@ -50,20 +61,24 @@ class Batcher:
         self._gathering: dict[str | None, _Gathering] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def run(self, job: Job[Any]) -> Any:
-        """Run a job in the next batch. Returns its result, or raises its error."""
+    async def run(self, job: Job[Any], may_start: Callable[[], bool]) -> Any:
+        """Run a job in the next batch. Returns its result, or raises its error.
+
+        Raises:
+            NotStarted: `may_start` said no at the time of the call.
+        """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        member = _Member(job, loop.create_future(), may_start)
         key = job.key if self._options.by_key else None
         gathering = self._gathering.setdefault(key, _Gathering())
-        gathering.jobs.append((job, future))
-        if len(gathering.jobs) >= self._options.max_batch_size:
+        gathering.members.append(member)
+        if len(gathering.members) >= self._options.max_batch_size:
             self._begin(key)
         elif gathering.timer is None:
             linger_s = self._options.linger.total_seconds()
             # Without a linger, the jobs that start in this iteration of the event loop go together.
             gathering.timer = loop.call_later(linger_s, self._begin, key) if linger_s else loop.call_soon(self._begin, key)
-        outcome = await future
+        outcome = await member.outcome
         if isinstance(outcome, _Failure):
             # One error is raised for many jobs: each begins with the traceback of the call, not with that of the job before it.
             raise outcome.error.with_traceback(outcome.traceback)
@@ -73,36 +88,54 @@ class Batcher:
         gathering = self._gathering.pop(key)
         if gathering.timer is not None:
             gathering.timer.cancel()
-        # A job that was cancelled while it waited is not in the batch.
-        members = [(job, future) for job, future in gathering.jobs if not future.done()]
+        members = _waiting(gathering.members)
         if members:
             task = asyncio.create_task(self._run(members), name=f"penstock-batch-{self._worked.name}")
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
-            for _, future in members:
-                future.add_done_callback(lambda _: self._stop_if_all_are_done(task, members))
+            for member in members:
+                member.outcome.add_done_callback(lambda _: self._stop_if_all_are_done(task, members))
 
     @staticmethod
-    def _stop_if_all_are_done(task: asyncio.Task[None], members: Sequence[tuple[Job[Any], asyncio.Future[Any]]]) -> None:
+    def _stop_if_all_are_done(task: asyncio.Task[None], members: Sequence[_Member]) -> None:
         """Cancel the call when all of its jobs were cancelled, as by their time limit."""
-        if not task.done() and all(future.cancelled() for _, future in members):
+        if not task.done() and all(member.outcome.cancelled() for member in members):
             task.cancel()
 
-    async def _run(self, members: Sequence[tuple[Job[Any], asyncio.Future[Any]]]) -> None:
-        batch = Jobs(job for job, _ in members)
+    async def _run(self, members: Sequence[_Member]) -> None:
+        # Middleware and dependencies hold the same list as the handler: it has the jobs that there are at the time of the call.
+        batch = Jobs(member.job for member in members)
         worked = self._worked
+
+        def taken() -> Jobs[Any]:
+            nonlocal members
+            members = _waiting(members)
+            batch[:] = [member.job for member in members]
+            return batch
+
+        async def call(dependencies: Mapping[str, Any]) -> Any:
+            for member in _waiting(members):
+                # A process can be suspended at any point: another worker may have the job by now.
+                if not member.may_start():
+                    member.outcome.set_result(_Failure(NotStarted(), None))
+            return await self._call(worked, taken, dependencies)
+
         try:
-            if worked.around is None:
-                answer = await self._call(worked, batch, {})
-            else:
-                answer = await worked.around(batch, lambda dependencies: self._call(worked, batch, dependencies))
-            outcomes = _outcomes(worked.name, answer, len(batch))
+            answer = await (call({}) if worked.around is None else worked.around(batch, call))
+            handed = members
+            outcomes = _outcomes(worked.name, answer, len(handed))
         except BaseException as error:
-            failure = _Failure(error, error.__traceback__)
-            outcomes = [failure] * len(batch)
-        for (_, future), outcome in zip(members, outcomes, strict=True):
-            if not future.done():
-                future.set_result(outcome)
+            # When the call was cancelled, its thread may be taking the batch at this moment.
+            handed = members
+            outcomes = [_Failure(error, error.__traceback__)] * len(handed)
+        for member, outcome in zip(handed, outcomes, strict=True):
+            if not member.outcome.done():
+                member.outcome.set_result(outcome)
+
+
+def _waiting(members: Sequence[_Member]) -> list[_Member]:
+    """Those whose outcome is still awaited: a job that is cancelled or lost awaits it no more."""
+    return [member for member in members if not member.outcome.done()]
 
 
 def _outcomes(name: str, answer: Any, size: int) -> list[Any]:

@@ -299,7 +299,7 @@ class Executor:
                 job = job_of(running)
                 set_current_job(job)
                 if worked.batch is not None:
-                    result = await self._batchers[worked.name].run(job)
+                    result = await self._batchers[worked.name].run(job, running.may_start)
                 elif worked.around is not None:
                     result = await worked.around(job, partial(self._calls.call, running, job))
                 elif kind == "async":

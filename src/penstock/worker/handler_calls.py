@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -43,11 +43,17 @@ class HandlerCalls:
             return await self.in_process(running)
         return await in_thread(self.threads, partial(worked.handler, **dependencies), job)
 
-    async def call_batch(self, worked: WorkedType, batch: Jobs[Any], dependencies: Mapping[str, Any]) -> Any:
-        """Call a batch handler with its dependencies, within its middleware."""
+    async def call_batch(self, worked: WorkedType, taken: Callable[[], Jobs[Any]], dependencies: Mapping[str, Any]) -> Any:
+        """Call a batch handler with its dependencies, within its middleware, and with the batch as it is at this moment."""
         if worked.kind == "async":
-            return await worked.handler(batch, **dependencies)
-        return await in_thread(self.threads, partial(worked.handler, **dependencies), batch)
+            batch = taken()
+            return await worked.handler(batch, **dependencies) if batch else None
+
+        def call() -> Any:
+            batch = taken()
+            return worked.handler(batch, **dependencies) if batch else None
+
+        return await in_thread(self.threads, call)
 
     async def in_process(self, running: Running) -> Any:
         """Call a handler in a child process, which is killed when the job has passed its time limit."""
