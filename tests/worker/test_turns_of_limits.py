@@ -185,6 +185,47 @@ async def test_the_worker_that_waits_longest_is_offered_the_place(app: Penstock,
     await listener.close()
 
 
+async def test_a_worker_that_comes_new_waits_for_one_turn_of_each_that_waits_already(app: Penstock, sql: Sql) -> None:
+    """Also of one that was granted its places while nobody else waited: what it asked for then was the place after these."""
+    await sql.execute("select penstock.create_job_type('work', '{\"concurrency\": 1}')")
+    await sql.execute("select penstock.enqueue('work', to_jsonb(n)) from generate_series(1, 20) as n")
+
+    async def claim(worker: str) -> list[int]:
+        return [int(row["data"]) for row in await sql.fetch("select * from penstock.claim($1, '{work}', 5)", worker)]
+
+    async def wait(worker: str) -> None:
+        await sql.fetch("select * from penstock.wait_for_places($1, '{work}')", worker)
+
+    async def settle() -> None:
+        await sql.execute(
+            "select penstock.settle(array_agg(id), array_agg(attempt), array_agg(lease))"
+            " from penstock.queued_jobs where status = 'in-progress'"
+        )
+
+    started: list[str] = []
+
+    async def next_turn(*workers: str) -> None:
+        """The place is free, and each worker asks for it, the first one first, and waits when it does not get it."""
+        await settle()
+        for worker in workers:
+            if await claim(worker):
+                started.append(worker)
+            await wait(worker)
+
+    await next_turn("first", "second")
+    # The second worker goes away; the first one has all turns.
+    await sql.execute("delete from penstock.place_waiters where worker = 'second'")
+    for _ in range(3):
+        await next_turn("first")
+    assert started == ["first"] * 4
+    started.clear()
+    await wait("second")
+    await wait("third")
+    for _ in range(7):
+        await next_turn("first", "second", "third")
+    assert started == ["first", "second", "third", "first", "second", "third", "first"]
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_a_rate_limit_is_used_up_and_never_passed(url: str, sql: Sql, workers: int) -> None:
     async with AsyncExitStack() as stack:
