@@ -21,15 +21,19 @@ as $$
 $$;
 comment on function penstock.held_clock() is 'Part of clock: the time that a test set, which counts only for the owner of the schema.';
 
+-- In PL/pgSQL, whose plan is kept: almost every call asks for the time once, and a function in SQL is prepared anew for that in each
+-- transaction, which costs 30 microseconds. (The planner cannot write it out, since its body is volatile.)
 create or replace function penstock.clock()
 returns timestamptz
-language sql
+language plpgsql
 stable
 as $$
-    select case
+begin
+    return case
         when current_setting('penstock.clock', true) > '' then penstock.held_clock()
         else clock_timestamp()
-    end
+    end;
+end
 $$;
 comment on function penstock.clock() is
     'The only clock. A test can hold it still with: set penstock.clock = ''2026-01-01T00:00:00Z''.';

@@ -2,17 +2,19 @@
 
 create or replace function penstock.first_copy_id(p_published_at timestamptz, p_number bigint)
 returns uuid
-language sql
+language plpgsql
 immutable
 strict
 parallel safe
 as $$
+begin
     -- RFC 9562, version 7: 48 bits of milliseconds; then 26 bits of the number, which no other message of this millisecond has.
-    select (
+    return (
         lpad(to_hex((extract(epoch from p_published_at) * 1000)::bigint), 12, '0')
         || '7' || lpad(to_hex((p_number >> 14) & 4095), 3, '0')
         || to_hex(32768 | (p_number & 16383)) || '000000000000'
-    )::uuid
+    )::uuid;
+end
 $$;
 comment on function penstock.first_copy_id(timestamptz, bigint) is
     'Where the ids of the copies of a message begin; they end 2^48 later. The last 48 bits are the number of the subscription.';
@@ -168,28 +170,32 @@ comment on function penstock.unique_of(text, text) is 'The unique key of a copy.
 
 create or replace function penstock.idle_subscribers(p_topic text)
 returns text[]
-language sql
+language plpgsql
 stable
 as $$
+begin
     -- From the listeners, which are few, to the subscriptions, which can be many.
-    select coalesce(array_agg(distinct waiting.channel), '{}')
-    from (
-        select there.channel, row_number() over (partition by subscriber.queue order by random()) as place
-        from penstock.listeners as there
-        cross join unnest(there.names) as wanted (name)
-        cross join lateral (
-            select candidate.queue, candidate.topic, candidate.key
-            from penstock.subscriptions as candidate
-            where candidate.queue = wanted.name
-            limit 1
-        ) as subscriber
-        where there.kind = 'jobs'
-            and there.until > clock_timestamp()
-            -- A queue that subscribers share may have some of this topic.
-            and (subscriber.topic = p_topic or subscriber.key is not null)
-    ) as waiting
-    -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
-    where waiting.place <= 2
+    return array(
+        select distinct waiting.channel
+        from (
+            select there.channel, row_number() over (partition by subscriber.queue order by random()) as place
+            from penstock.listeners as there
+            cross join unnest(there.names) as wanted (name)
+            cross join lateral (
+                select candidate.queue, candidate.topic, candidate.key
+                from penstock.subscriptions as candidate
+                where candidate.queue = wanted.name
+                limit 1
+            ) as subscriber
+            where there.kind = 'jobs'
+                and there.until > clock_timestamp()
+                -- A queue that subscribers share may have some of this topic.
+                and (subscriber.topic = p_topic or subscriber.key is not null)
+        ) as waiting
+        -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
+        where waiting.place <= 2
+    );
+end
 $$;
 comment on function penstock.idle_subscribers(text) is 'Part of publish, publish_many and subscribe_many: the channels of workers that wait for copies of a topic, two for each queue.';
 
