@@ -105,7 +105,7 @@ class Run:
                 self._waits("latency, idle", (await result())["waits_ms"])
             count = self._some(10_000)
             async with self._worker(count, "stamped") as result:
-                await _paced(count, PACE, stamped.enqueue_many)
+                await paced(count, PACE, stamped.enqueue_many)
                 self._waits(f"latency at {PACE:,} jobs/s", (await result())["waits_ms"])
 
     async def pools(self) -> None:
@@ -129,7 +129,7 @@ class Run:
                 )
 
             async with self._worker(count, "noisy") as result:
-                await _paced(count, PACE // 2, send)
+                await paced(count, PACE // 2, send)
                 self._waits("quiet keys beside a noisy one", (await result())["waits_ms"])
 
     async def streams(self) -> None:
@@ -293,7 +293,7 @@ async def _crowd(count: int, width: int, do: Callable[[int], Awaitable[None]], *
     return time.perf_counter() - started
 
 
-async def _paced(count: int, rate: int, send: Callable[[list[int]], Awaitable[object]]) -> None:
+async def paced(count: int, rate: int, send: Callable[[list[int]], Awaitable[object]]) -> None:
     """An open loop: send stamps of when each was due, in nanoseconds, as soon as it is due."""
     started, sent = time.time_ns(), 0
     while sent < count:
