@@ -31,7 +31,7 @@ _LONGEST_ERROR = 2_000
 class Pulled(JobControl, Protocol):
     """A claimed job that the program has."""
 
-    job: ClaimedJob
+    claimed: ClaimedJob
 
     async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
         """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""
@@ -198,7 +198,7 @@ class PoolWorker(Generic[T]):
             yield job
 
     def _given(self, pulled: Pulled) -> PulledJob[T]:
-        claimed = pulled.job
+        claimed = pulled.claimed
         job = PulledJob(
             claimed.id,
             claimed.name,

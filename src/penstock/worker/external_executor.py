@@ -14,14 +14,14 @@ from uuid import UUID
 import orjson
 
 from penstock.core.encryption import Sealer
-from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.worker.finishing import Confirmer, Finishing
-from penstock.worker.reports import Lines, lines_of
+from penstock.worker.held import HeldJob
+from penstock.worker.reports import Lines
 from penstock.worker.results import Results
 
 # A job for which the program has not asked within this share of its lease is released: too little time is left to run it.
@@ -29,70 +29,30 @@ _LONGEST_WAIT = 0.5
 _LOOK_FOR_LATE_S = 0.2
 
 
-class Pulled:
-    """A claimed job that waits for the program to ask for it, or that the program has. The `JobControl` of its `Job`."""
+class Pulled(HeldJob):
+    """A claimed job that waits for the program to ask for it, or that the program has."""
 
-    def __init__(self, executor: ExternalExecutor, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
-        self.job = job
+    __slots__ = ("_executor", "settled", "too_late_at")
+
+    def __init__(self, executor: ExternalExecutor, claimed: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+        self.executor = self._executor = executor
+        self.claimed = claimed
         self.may_start = may_start
-        self.too_late_at = claimed_at + job.lease_s * _LONGEST_WAIT
-        self.lease = job.lease
-        self.reason: str | None = None
-        self.settled: asyncio.Future[str | None] | None = None
+        self.lease = claimed.lease
+        self.finishing: Finishing | None = None
         self.lines: Lines | None = None
-        self._finishing: Finishing | None = None
-        self._executor = executor
+        self.reason: str | None = None
+        self.too_late_at = claimed_at + claimed.lease_s * _LONGEST_WAIT
+        self.settled: asyncio.Future[str | None] | None = None
 
     @property
-    def cancelled(self) -> bool:
-        """See `JobControl`."""
-        return self.reason is not None
-
-    @property
-    def finishing(self) -> bool:
-        """Whether the program has called `finish`."""
-        return self._finishing is not None
-
-    async def extend(self, duration: timedelta | None) -> None:
-        """See `JobControl`."""
-        await self._executor.confirmer.refuse_finishing(self.job, self._finishing)
-        lease = await claim_queries.extend(self._executor.database, self.job, self.lease, duration)
-        if lease is None:
-            raise Conflict(f"job {self.job.id} no longer belongs to this worker", hint="Stop: another worker may be running it.")
-        self.lease = lease
-
-    def extend_blocking(self, duration: timedelta | None) -> None:
-        """See `JobControl`."""
-        asyncio.run_coroutine_threadsafe(self.extend(duration), self._executor.loop).result(timeout=60)
-
-    def progress(self, value: Any) -> None:
-        """See `JobControl`."""
-        text = self.sealed("progress", dump_json(value, f"the progress of {self.job.name}"))
-        self._executor.loop.call_soon_threadsafe(self._executor.reports.progress, self.job.id, self, text)
-
-    def log(self, line: str) -> None:
-        """See `JobControl`."""
-        lines_of(self).add(line)
-        self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.job.id, self)
-
-    async def finish(self, connection: Any, result: Any) -> None:
-        """See `JobControl`."""
-        text = None if result is None else self.sealed("result", dump_json(result, f"the result of {self.job.name}"))
-        if self._finishing is None:
-            self._finishing = Finishing(self)
-        await self._finishing.run(connection, self.job, text)
-
-    def sealed_line(self, line: str) -> str:
-        """See `Logging`."""
-        return self._executor.sealer.seal_line(line, str(self.job.id))
-
-    def sealed(self, kind: str, text: str) -> str:
-        """A document of the job (its result or progress) as it is stored."""
-        return self._executor.sealer.seal(kind, text, str(self.job.id))
+    def sealer(self) -> Sealer:
+        """See `HeldJob`."""
+        return self._executor.sealer
 
     def sealed_error(self, error: Mapping[str, Any]) -> str:
         """The error of the attempt as it is stored, JSON text."""
-        return orjson.dumps(self._executor.sealer.seal_error("error", error, str(self.job.id))).decode()
+        return orjson.dumps(self.sealer.seal_error("error", error, str(self.claimed.id))).decode()
 
     def quarantine(self, problem: str) -> None:
         """Settle a job that cannot be given to the program."""
@@ -101,33 +61,33 @@ class Pulled:
 
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
         """The settlement of this attempt."""
-        return Settlement(self.job.id, self.job.attempt, self.lease, outcome, detail, after, self.job.name)
+        return Settlement(self.claimed.id, self.claimed.attempt, self.lease, outcome, detail, after, self.claimed.name)
 
     async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
         """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""
         if self.settled is not None:
-            raise Conflict(f"job {self.job.id} was settled already", hint="Call ack, fail, snooze or release once.")
+            raise Conflict(f"job {self.claimed.id} was settled already", hint="Call ack, fail, snooze or release once.")
         self.settled = asyncio.get_running_loop().create_future()
         settlement = self.settlement(outcome, detail, after)
-        if self._finishing is not None:
-            settlement = await self._confirmed(self._finishing, settlement)
+        if self.finishing is not None:
+            settlement = await self._confirmed(self.finishing, settlement)
         self._executor.finish(self, settlement)
         if await self.settled == "stale":
             raise Conflict(
-                f"job {self.job.id} no longer belongs to this worker",
+                f"job {self.claimed.id} no longer belongs to this worker",
                 hint="Its slot moved or its visibility timeout ended: another worker runs it, or will.",
             )
 
     async def _confirmed(self, finishing: Finishing, settlement: Settlement) -> Settlement:
         """The settlement of a job that the program finished. Raises `Conflict` when its transaction was not committed."""
-        finished = await self._executor.confirmer.finished(self.job)
+        finished = await self._executor.confirmer.finished(self.claimed)
         if finished:
             settlement = settlement._replace(outcome=Outcome.SUCCEEDED, detail=None, retry_after=None, written=True)
         elif settlement.outcome is Outcome.SUCCEEDED:
             finishing.rolled_back()
-            self.settled = self._finishing = None
+            self.settled = self.finishing = None
             raise Conflict(
-                f"job {self.job.id} is not finished: the transaction of finish() was not committed",
+                f"job {self.claimed.id} is not finished: the transaction of finish() was not committed",
                 hint="It still belongs to this worker: do its work again, or settle it with fail or release.",
             )
         return settlement
@@ -175,7 +135,7 @@ class ExternalExecutor:
             pulled = self.waiting[0]
             if pulled.may_start() and time.monotonic() < pulled.too_late_at:
                 return self.waiting.popleft()
-            self.give_back([pulled.job.id])
+            self.give_back([pulled.claimed.id])
         return None
 
     def finish(self, pulled: Pulled, result: Settlement) -> None:
@@ -194,7 +154,7 @@ class ExternalExecutor:
         for pulled in list(self._jobs.values()):
             if pulled.settled is None:
                 pulled.reason = "shutdown"
-                if pulled.finishing:
+                if pulled.finishing is not None:
                     # Only its transaction decides what becomes of it.
                     ending = asyncio.create_task(pulled.settle(Outcome.RELEASED, None), name="penstock-confirm")
                     self._ending.add(ending)
@@ -278,18 +238,18 @@ class ExternalExecutor:
 
     def jobs_of(self, names: Collection[str]) -> list[UUID]:
         """See `WorkerExecutor`."""
-        return [id for id, pulled in self._jobs.items() if pulled.job.name in names]
+        return [id for id, pulled in self._jobs.items() if pulled.claimed.name in names]
 
     async def run(self) -> None:
         """Release jobs for which the program does not ask in time, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_FOR_LATE_S)
             now = time.monotonic()
-            self.give_back([pulled.job.id for pulled in list(self.waiting) if pulled.too_late_at <= now])
+            self.give_back([pulled.claimed.id for pulled in list(self.waiting) if pulled.too_late_at <= now])
 
     def release_waiting(self) -> None:
         """See `WorkerExecutor`."""
-        self.give_back([pulled.job.id for pulled in list(self.waiting)])
+        self.give_back([pulled.claimed.id for pulled in list(self.waiting)])
 
     async def finished(self, grace: float | None) -> bool:
         """See `WorkerExecutor`."""

@@ -107,7 +107,7 @@ class PullingWorker:
             return True
         begun = False
         try:
-            begun = bool(await claim_queries.begin(executor.database, [pulled.job.id], [pulled.lease])) and pulled.may_start()
+            begun = bool(await claim_queries.begin(executor.database, [pulled.claimed.id], [pulled.lease])) and pulled.may_start()
         finally:
             if not begun:
                 executor.finish(pulled, pulled.settlement(Outcome.RELEASED))

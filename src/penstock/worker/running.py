@@ -1,4 +1,4 @@
-"""A claimed job in this process, and the `Job` that its handler receives."""
+"""A claimed job of the executor that runs handlers, and the `Job` that its handler receives."""
 
 from __future__ import annotations
 
@@ -6,52 +6,25 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
-from penstock.core.serialization import dump_json
+from penstock.core.encryption import Sealer
 from penstock.core.user_code import message_of
-from penstock.errors import Conflict, KeyMissing, Unreadable
-from penstock.jobs import claim_queries
+from penstock.errors import KeyMissing, Unreadable
 from penstock.jobs.handler import Job
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import NotStarted, WorkedType
-from penstock.postgres.database import Database
-from penstock.worker.finishing import Confirmer, Finishing
+from penstock.worker.finishing import Finishing
+from penstock.worker.held import HeldJob, JobHolder
 from penstock.worker.lanes import Lane
 from penstock.worker.process import UnreadablePayload
-from penstock.worker.reports import Lines, Reports, lines_of
+from penstock.worker.reports import Lines
 
 
-class JobHolder(Protocol):
-    """What a claimed job uses of the executor that runs it."""
+class Running(HeldJob):
+    """A claimed job that waits for a place, or whose handler runs."""
 
-    database: Database
-    loop: asyncio.AbstractEventLoop
-    reports: Reports
-    confirmer: Confirmer
-
-
-class Running:
-    """A claimed job in this process, which waits for a place or runs. The `JobControl` of its `Job`."""
-
-    __slots__ = (
-        "_executor",
-        "claimed",
-        "deadline",
-        "entered",
-        "finishing",
-        "lane",
-        "latest",
-        "lease",
-        "limit",
-        "lines",
-        "may_start",
-        "reason",
-        "since",
-        "started",
-        "task",
-        "worked",
-    )
+    __slots__ = ("deadline", "entered", "lane", "latest", "limit", "since", "started", "task", "worked")
 
     def __init__(
         self,
@@ -63,7 +36,7 @@ class Running:
         deadline: float,
         may_start: Callable[[], bool],
     ) -> None:
-        self._executor = executor
+        self.executor = executor
         self.claimed = claimed
         self.worked = worked
         self.lane = lane  # whose place it waits for or has
@@ -81,54 +54,15 @@ class Running:
         self.reason: str | None = None  # why its handler was told to stop
 
     @property
-    def cancelled(self) -> bool:
-        """See `JobControl`."""
-        return self.reason is not None
+    def sealer(self) -> Sealer:
+        """See `HeldJob`."""
+        return self.worked.sealer
 
     async def extend(self, duration: timedelta | None) -> None:
         """See `JobControl`."""
-        await self._executor.confirmer.refuse_finishing(self.claimed, self.finishing)
-        lease = await claim_queries.extend(self._executor.database, self.claimed, self.lease, duration)
-        if lease is None:
-            raise Conflict(
-                f"job {self.claimed.id} no longer belongs to this worker",
-                hint="Stop: another worker may be running it.",
-            )
-        self.lease = lease
+        await super().extend(duration)
         left = self.claimed.lease_s if duration is None else duration.total_seconds()
         self.deadline = max(self.deadline, time.monotonic() + left * 0.9)
-
-    def extend_blocking(self, duration: timedelta | None) -> None:
-        """See `JobControl`."""
-        asyncio.run_coroutine_threadsafe(self.extend(duration), self._executor.loop).result(timeout=60)
-
-    def progress(self, value: Any) -> None:
-        """See `JobControl`."""
-        self._executor.loop.call_soon_threadsafe(
-            self._executor.reports.progress,
-            self.claimed.id,
-            self,
-            self.worked.sealed("progress", self.claimed.id, dump_json(value, f"the progress of {self.claimed.name}")),
-        )
-
-    def log(self, line: str) -> None:
-        """See `JobControl`."""
-        lines_of(self).add(line)
-        self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.claimed.id, self)
-
-    async def finish(self, connection: Any, result: Any) -> None:
-        """See `JobControl`."""
-        claimed = self.claimed
-        text = None
-        if result is not None:
-            text = self.worked.sealed("result", claimed.id, dump_json(result, f"the result of {claimed.name}"))
-        if self.finishing is None:
-            self.finishing = Finishing(self)
-        await self.finishing.run(connection, claimed, text)
-
-    def sealed_line(self, line: str) -> str:
-        """See `Logging`."""
-        return self.worked.sealer.seal_line(line, str(self.claimed.id))
 
 
 def job_of(running: Running) -> Job[Any]:
