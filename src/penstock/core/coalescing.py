@@ -1,14 +1,13 @@
-"""Group commit: requests that arrive while a batch is under way form the next batch.
+"""Many items in one call: group commit, and what follows when the database refuses a call because of one of its items.
 
-One transaction for each batch instead of one for each request makes thousands of single requests a second possible. Each
-request gets its own outcome. When the database refuses a batch, the batch is halved until the invalid requests are alone, so
-that an invalid request does not fail the valid ones.
+Group commit: requests that arrive while a batch is under way form the next batch. One transaction for each batch instead of one
+for each request makes thousands of single requests a second possible. Each request gets its own outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
@@ -16,6 +15,32 @@ from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+async def in_halves(
+    items: Sequence[T],
+    write: Callable[[Sequence[T]], Awaitable[R]],
+    refused: Callable[[Sequence[T], PenstockError], Awaitable[R]],
+    undivided: type[PenstockError] | tuple[type[PenstockError], ...] = (),
+) -> list[R]:
+    """Write items in one call, and when it is refused, in halves, until the invalid items are alone and fail no valid ones.
+
+    Args:
+        items: At least one item.
+        write: Writes some of the items, or none of them when it raises a `PenstockError`.
+        refused: Called with an item that is refused alone, or with items that are refused by one of the errors `undivided`.
+        undivided: Errors that are not about an item, after which halves would be refused too.
+
+    Returns:
+        What the calls of `write` and `refused` returned, in the order of the items.
+    """
+    try:
+        return [await write(items)]
+    except PenstockError as error:
+        if len(items) == 1 or isinstance(error, undivided):
+            return [await refused(items, error)]
+    middle = len(items) // 2
+    return [written for half in (items[:middle], items[middle:]) for written in await in_halves(half, write, refused, undivided)]
 
 
 class GroupCommit(Generic[K, T, R]):
@@ -77,26 +102,23 @@ class GroupCommit(Generic[K, T, R]):
         return chosen, again + later
 
     async def _settle(self, key: K, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        async def commit(part: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
+            results = await self._commit_with_retry(key, [item for item, _ in part])
+            for (_, future), result in zip(part, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+
+        async def refused(part: Sequence[tuple[T, asyncio.Future[R]]], error: PenstockError) -> None:
+            for _, future in part:
+                _fail(future, error)
+
         try:
-            results = await self._commit_with_retry(key, [item for item, _ in batch])
-        except PenstockError as error:
-            if len(batch) == 1 or isinstance(error, (NotFound, DatabaseUnavailable)):
-                for _, future in batch:
-                    _fail(future, error)
-                return
-            middle = len(batch) // 2
-            await self._settle(key, batch[:middle])
-            await self._settle(key, batch[middle:])
-            return
+            await in_halves(batch, commit, refused, (NotFound, DatabaseUnavailable))
         except BaseException as error:
             for _, future in batch:
                 _fail(future, error)
             if not isinstance(error, Exception):
                 raise
-            return
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():
-                future.set_result(result)
 
     async def _commit_with_retry(self, key: K, items: list[T]) -> list[R]:
         """Commit, and try once more at once: a pooled connection shows only in use that the server has closed it."""

@@ -22,6 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from penstock.core.coalescing import in_halves
 from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
 from penstock.http.errors import ApiError, from_penstock, too_large
 
@@ -120,31 +121,25 @@ class Lines(Generic[T]):
     async def _flush(self, spool: IO[bytes]) -> None:
         part, self._part, self._bytes = self._part, [], 0
         if part:
-            await self._try(part)
+            undivided = (DatabaseUnavailable, NotFound) if self._divisible else PenstockError
+            await in_halves(part, self._write_part, self._refused_part, undivided)
         written = b"".join(line for _, line in sorted(self._outcomes.items()))
         self._outcomes = {}
         if written:
             await run_in_threadpool(spool.write, written)
 
-    async def _try(self, part: list[tuple[int, T]]) -> None:
-        """Write some lines; when they are refused, in halves, until the bad ones are alone."""
-        try:
-            found = await self._write([said for _, said in part])
-        except (DatabaseUnavailable, NotFound):
-            self._line = part[0][0]
-            raise
-        except PenstockError as error:
-            if len(part) == 1 or not self._divisible:
-                for line, _ in part:
-                    self._fail(line, error)
-                return
-            middle = len(part) // 2
-            await self._try(part[:middle])
-            await self._try(part[middle:])
-            return
+    async def _write_part(self, part: Sequence[tuple[int, T]]) -> None:
+        found = await self._write([said for _, said in part])
         self._done += len(part)
         for (line, _), outcome in zip(part, found, strict=True):
             self._outcomes[line] = orjson.dumps({"line": line, **outcome}, option=orjson.OPT_APPEND_NEWLINE)
+
+    async def _refused_part(self, part: Sequence[tuple[int, T]], error: PenstockError) -> None:
+        if isinstance(error, (DatabaseUnavailable, NotFound)):
+            self._line = part[0][0]
+            raise error
+        for line, _ in part:
+            self._fail(line, error)
 
     async def _summarise(self, spool: IO[bytes]) -> None:
         """Write which further lines were refused: an error is larger than a bad line, and there may be any number."""

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import orjson
 
 from penstock.core import measuring
+from penstock.core.coalescing import in_halves
 from penstock.core.logs import get_logger, payloads_shown
 from penstock.errors import PenstockError
 from penstock.jobs import claim_queries
@@ -101,16 +103,12 @@ class Completer:
             await written
 
     async def _write(self, batch: list[Settlement]) -> dict[UUID, str]:
-        try:
-            return await claim_queries.settle(self._database, batch)
-        except PenstockError as error:
-            # One result that cannot be written must not stop the others, nor the worker.
-            if len(batch) > 1:
-                middle = len(batch) // 2
-                return {**await self._write(batch[:middle]), **await self._write(batch[middle:])}
-            return await self._refuse(batch[0], error)
+        # One result that cannot be written must not stop the others, nor the worker.
+        written = await in_halves(batch, partial(claim_queries.settle, self._database), self._refuse)
+        return written[0] if len(written) == 1 else {id: outcome for part in written for id, outcome in part.items()}
 
-    async def _refuse(self, result: Settlement, error: PenstockError) -> dict[UUID, str]:
+    async def _refuse(self, results: Sequence[Settlement], error: PenstockError) -> dict[UUID, str]:
+        (result,) = results
         log.error("job_result_refused", **_fields(result), error=error)
         detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
         try:

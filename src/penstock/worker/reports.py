@@ -11,9 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
+from penstock.core.coalescing import in_halves
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.errors import InvalidInput, PenstockError
@@ -140,12 +142,7 @@ class Reports:
             self._logging.setdefault(id, job)
 
     async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
-        try:
-            await claim_queries.report_progress(self._database, progress)
-        except PenstockError as error:
-            if len(progress) == 1:
-                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
-                return
-            middle = len(progress) // 2
-            await self._write_progress(progress[:middle])
-            await self._write_progress(progress[middle:])
+        async def refused(progress: Sequence[tuple[UUID, int, str]], error: PenstockError) -> None:
+            log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
+
+        await in_halves(progress, partial(claim_queries.report_progress, self._database), refused)
