@@ -32,7 +32,7 @@ class JobHolder(Protocol):
 class HeldJob:
     """A claimed job in this process. The `JobControl` of its `Job`, and a `Logging`.
 
-    It has no initializer: one is made for each job, and a second call for each would cost as much as the claim of its row.
+    Its subclasses set its attributes themselves, which saves a call for each job.
     """
 
     __slots__ = ("claimed", "executor", "finishing", "lease", "lines", "may_start", "reason")
