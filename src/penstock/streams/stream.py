@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -13,22 +12,19 @@ from typing import Any, Generic, Literal, TypeVar
 from penstock.core.blocking import without_loop
 from penstock.core.checks import check_documentation, check_function, check_many, check_name, check_number, check_text
 from penstock.errors import InvalidInput
-from penstock.streams import group_queries
 from penstock.streams import queries as streams
-from penstock.streams.accumulator import route
-from penstock.streams.checks import check_group, check_offsets, check_partitions, check_start
+from penstock.streams.checks import check_group, check_partitions, check_start
 from penstock.streams.codec import Undecodable, unreadable
 from penstock.streams.consumer.declared import DeclaredConsumer, declared_consumer
 from penstock.streams.consumer.handling import EventHandler, Middleware
 from penstock.streams.consumer.on_failure import OnFailure
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.pull import Consumption
-from penstock.streams.declared_stream import DeclaredStream
-from penstock.streams.group_models import Lag, held_back
+from penstock.streams.group_control import GroupControl
+from penstock.streams.loading import rows_to_load
 from penstock.streams.models import (
     Appended,
     Event,
-    HeldBack,
     NewEvent,
     OffsetReset,
     Position,
@@ -42,10 +38,9 @@ from penstock.streams.sync import SyncStream
 from penstock.streams.transactional import append_through
 
 T = TypeVar("T")
-_LOAD_ROUND = 100_000
 
 
-class Stream(DeclaredStream[T], Generic[T]):
+class Stream(GroupControl[T], Generic[T]):
     """A declared stream. `Penstock.stream` makes it.
 
         orders = app.stream("orders", Order, partitions=16, key="customer")
@@ -230,40 +225,8 @@ class Stream(DeclaredStream[T], Generic[T]):
         database = await self.context.database()
         async with database.transaction() as transaction:
             width = await streams.begin_load(transaction, self.name)
-            await streams.copy_load(transaction, self._chunks(items, Router(width)))
+            await streams.copy_load(transaction, rows_to_load(self.name, self.encoding, items, Router(width)))
             return await streams.end_load(transaction, self.name, width)
-
-    async def _chunks(
-        self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T], router: Router
-    ) -> AsyncIterator[tuple[Any, ...]]:
-        gathered: list[NewEvent[T] | T] = []
-        turn = random.randrange(router.partitions)
-        async for item in _each(items):
-            gathered.append(item)
-            if len(gathered) >= _LOAD_ROUND:
-                for row in self._rows(gathered, router, turn):
-                    yield row
-                gathered, turn = [], turn + 1
-        for row in self._rows(gathered, router, turn):
-            yield row
-
-    def _rows(self, items: Sequence[NewEvent[T] | T], router: Router, turn: int) -> Iterable[tuple[Any, ...]]:
-        routed, _ = route(self.encoding.columns(items), router, turn % router.partitions)
-        columns, first = routed.columns, 0
-        for partition, count in zip(routed.partitions, routed.counts, strict=True):
-            last = first + count
-            payloads = columns.payloads[first:last]
-            yield (
-                self.name,
-                partition,
-                count,
-                columns.keys and columns.keys[first:last],
-                columns.times and columns.times[first:last],
-                columns.headers and columns.headers[first:last],
-                None if columns.bytes else payloads,
-                payloads if columns.bytes else None,
-            )
-            first = last
 
     # -- reading
 
@@ -328,7 +291,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         """The segments, oldest first."""
         return await streams.segments(await self.context.database(), self.name)
 
-    # -- groups
+    # -- consuming
 
     def consume(
         self,
@@ -365,96 +328,3 @@ class Stream(DeclaredStream[T], Generic[T]):
             max_batch_size, linger, start=start, auto_offset_reset=OffsetReset.of(auto_offset_reset)
         ).checked(self.context.settings)
         return Consumption(self, group, options, id, idle_timeout)
-
-    async def lag(self, group: str | None = None) -> list[Lag]:
-        """The lag of a group (None: of all groups) in each partition. Raises `NotFound` for an unknown group or stream.
-
-        Args:
-            group: Name of the consumer group; None: all groups.
-        """
-        if group is not None:
-            check_text("group", group)
-        return await group_queries.lag(await self.context.database(), self.name, group, self.context.keyring)
-
-    async def held_back(self, group: str | None = None) -> list[HeldBack]:
-        """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth.
-
-        Args:
-            group: Name of the consumer group; None: all groups.
-        """
-        return held_back(await self.lag(group))
-
-    async def seek(self, group: str, to: Start) -> None:
-        """Move a group to "earliest", "latest", a time, or to offsets by partition. Its consumers continue from there.
-
-        Args:
-            group: Name of the consumer group.
-            to: "earliest", "latest", a time, or offsets by partition.
-
-        Raises:
-            NotFound: The group does not exist.
-            InvalidInput: An offset is outside of the stored range.
-        """
-        check_text("group", group)
-        await group_queries.seek_group(await self.context.database(), self.name, group, await self.offsets_at(to))
-
-    async def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
-        """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before.
-
-        Args:
-            group: Name of the consumer group.
-            partitions: Numbers of the partitions; None: all.
-            reason: Reason for people, shown beside the partition.
-        """
-        check_text("group", group)
-        check_partitions(partitions)
-        if reason is not None:
-            check_text("reason", reason)
-        return await group_queries.pause_partitions(await self.context.database(), self.name, group, partitions, reason)
-
-    async def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
-        """End the pause or quarantine of partitions (None: all). Returns how many were paused.
-
-        Args:
-            group: Name of the consumer group.
-            partitions: Numbers of the partitions; None: all.
-        """
-        check_text("group", group)
-        check_partitions(partitions)
-        return await group_queries.resume_partitions(await self.context.database(), self.name, group, partitions)
-
-    async def drop_group(self, group: str) -> None:
-        """Drop a group. Raises `Conflict` while it has members.
-
-        Args:
-            group: Name of the consumer group.
-        """
-        check_text("group", group)
-        await group_queries.drop_group(await self.context.database(), self.name, group)
-
-    async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:
-        """Append dead letters to the stream again, for the consumer group in which they failed; other groups skip them.
-
-        Replayed letters are not replayed again: the group `penstock.replay` of the stream `<name>.dead` records the position.
-
-        Args:
-            offsets: Offsets to replay from, by partition of the dead letters, including replayed ones; None: letters that were
-                not replayed.
-            limit: Maximum number of letters; fewer are replayed when they are large.
-
-        Returns:
-            Number of replayed letters. 0: none are left.
-        """
-        check_number("limit", limit, 1, 100_000)
-        if offsets is not None:
-            check_offsets(offsets)
-        return await group_queries.replay_dead(await self.context.database(), self.name, limit, offsets)
-
-
-async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item
