@@ -19,7 +19,13 @@ ifdef SIDE_BY_SIDE
 GIVE_WAY = nice -n 5
 LAST_LINE = > $(VENV)/$@.log 2>&1 && tail -n 1 $(VENV)/$@.log || { cat $(VENV)/$@.log; false; }
 endif
-.PHONY: help run test soak sabotage check reference debian unit integration spark chaos postgres15 bench sqlroles lock format clean install
+# Files of tests that call each capability's functions, and migrate.
+OF_EACH_CAPABILITY = tests/postgres/test_migrate.py tests/jobs/sql/test_protocol.py tests/groups/sql/test_ownership.py \
+	tests/pools/sql/test_pool_plans.py tests/streams/sql/test_stream_reading.py tests/topics/sql/test_topics.py
+define ON_POSTGRES15
+	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(GIVE_WAY) $(BIN)/pytest $(1) -n 2 --dist loadgroup -m "not chaos and not embedded and not soak"
+endef
+.PHONY: help run test soak sabotage check reference debian unit integration spark chaos protocol15 postgres15 bench sqlroles lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,12 +33,13 @@ help: ## list the targets
 run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded PostgreSQL (FULL=1: all of them)
 	$(BIN)/python -m examples.flights
 
-test: debian check unit ## install everything, check, and run the tests
-	@# Most of a test is waiting: these keep two processors busy together.
-	$(MAKE) --no-print-directory SIDE_BY_SIDE=1 --jobs --keep-going integration spark postgres15
+test: debian ## install everything, check, and run the tests
+	@# Much of a test is waiting: these keep two processors busy together.
+	$(MAKE) --no-print-directory SIDE_BY_SIDE=1 --jobs --output-sync check unit
+	$(MAKE) --no-print-directory SIDE_BY_SIDE=1 --jobs --keep-going integration spark protocol15
 	@echo "make test: everything passed"
 
-soak: debian chaos ## the chaos runs, short and long, also with one guarantee taken out at a time: at most 40 minutes
+soak: debian postgres15 chaos ## the longer runs: all of PostgreSQL 15, chaos, also with one guarantee taken out at a time: at most 40 minutes
 	$(BIN)/pytest tests -n 2 --dist loadgroup -m soak --timeout 900
 
 sabotage: $(VENV)/.dev ## those of the soak that take one guarantee out at a time, which has to be seen
@@ -50,7 +57,7 @@ debian: $(VENV)/.dev ## install the programs of Debian that some tests need, whe
 	@$(BIN)/python -m tests.debian
 
 unit: $(VENV)/.dev ## tests without a database
-	$(BIN)/pytest tests/*/unit -n 2
+	$(BIN)/pytest tests/*/unit -n 2 -m "not soak"
 	@echo "make $@: passed"
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
@@ -64,10 +71,17 @@ spark: $(VENV)/.dev ## tests that need Spark, in one session
 chaos: $(VENV)/.dev ## tests that kill workers and the server
 	$(BIN)/pytest tests -n 2 --dist loadgroup -m "chaos and not soak" --timeout 600
 
-postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
+protocol15: $(VENV)/.dev ## the tests of migration and of the SQL functions on Debian's PostgreSQL 15, when that is installed
 ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
-	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(GIVE_WAY) $(BIN)/pytest tests/postgres tests/*/sql --ignore tests/postgres/unit -n 2 --dist loadgroup \
-		-m "not chaos and not embedded and not soak" $(LAST_LINE)
+	$(call ON_POSTGRES15,$(OF_EACH_CAPABILITY)) $(LAST_LINE)
+	@echo "make $@: passed"
+else
+	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"
+endif
+
+postgres15: $(VENV)/.dev ## all database tests on Debian's PostgreSQL 15, when that is installed
+ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
+	$(call ON_POSTGRES15,tests/postgres tests/*/sql --ignore tests/postgres/unit)
 	@echo "make $@: passed"
 else
 	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"

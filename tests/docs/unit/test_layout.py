@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +27,12 @@ NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_exit"}
 DATABASE = {"app", "databases", "sql", "url", "served", "spark"}
 
 
-def modules(pattern: str) -> Iterator[tuple[Path, ast.Module]]:
-    found = sorted(TESTS.rglob(pattern))
-    assert len(found) > 100
-    for path in found:
-        yield path, ast.parse(path.read_text("utf-8"))
+@functools.cache
+def modules() -> dict[Path, ast.Module]:
+    """The modules of the tests. Parsing them takes longer than what any test looks for."""
+    found = {path: ast.parse(path.read_text("utf-8")) for path in sorted(TESTS.rglob("*.py"))}
+    assert sum(path.name.startswith("test_") for path in found) > 100
+    return found
 
 
 def misplaced(path: Path) -> str:
@@ -61,7 +63,9 @@ def uses_a_database(test: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 
 
 def test_each_test_stands_in_a_folder_of_the_package() -> None:
-    assert not [wrong for path, _ in modules("test_*.py") if (wrong := misplaced(path.relative_to(TESTS)))]
+    found = list(TESTS.rglob("test_*.py"))
+    assert len(found) > 100
+    assert not [wrong for path in found if (wrong := misplaced(path.relative_to(TESTS)))]
 
 
 @pytest.mark.parametrize("place", ["test_a.py", "nowhere/test_a.py", "http/more/test_a.py", "http/unit/more/test_a.py"])
@@ -70,7 +74,7 @@ def test_another_place_is_refused(place: str) -> None:
 
 
 def test_no_module_of_tests_imports_a_test() -> None:
-    for path, module in modules("*.py"):
+    for path, module in modules().items():
         found = imported_tests(module)
         assert not found, f"{path} imports {found}: move what both need into a module of its own"
 
@@ -106,8 +110,8 @@ def private(module: ast.Module) -> Iterator[str]:
 
 def test_no_test_uses_what_is_private() -> None:
     used = set()
-    for path in sorted(TESTS.rglob("*.py")):
-        for name in private(ast.parse(path.read_text("utf-8"))):
+    for path, module in modules().items():
+        for name in private(module):
             if re.match(r"_[A-Za-z]", name) and name not in NOT_PRIVATE:
                 used.add((str(path.relative_to(TESTS)), name))
     unknown = sorted(used - PRIVATE.keys())
@@ -116,8 +120,8 @@ def test_no_test_uses_what_is_private() -> None:
 
 
 def test_unit_tests_need_no_database() -> None:
-    for path, module in modules("test_*.py"):
-        if path.parent.name == "unit":
+    for path, module in modules().items():
+        if path.parent.name == "unit" and path.name.startswith("test_"):
             for node in ast.walk(module):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                     found = uses_a_database(node)

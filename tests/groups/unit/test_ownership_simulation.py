@@ -44,10 +44,11 @@ def test_it_holds_when_half_of_all_messages_are_lost() -> None:
         World(Settings(seed, 4, 16, SECONDS, weather=Weather(loss=0.5, very_late=0.1))).run()
 
 
-def test_ten_thousand_members_are_no_different() -> None:
+@pytest.mark.parametrize("members", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_thousands_of_members_are_no_different(members: int) -> None:
     (seed,) = seeds(1)
     weather = Weather(crashes_per_s=0.3, pauses_per_s=0.3, leaves_per_s=0.2, joins_per_s=0.3)
-    steps = World(Settings(seed, 10_000, 256, 10.0, weather=weather, write_every_s=20.0, rest_s=70.0)).run()
+    steps = World(Settings(seed, members, 256, 10.0, weather=weather, write_every_s=20.0, rest_s=70.0)).run()
     print(f"{steps:,} steps")
 
 
