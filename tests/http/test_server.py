@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -229,3 +230,20 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_server(url: str, processes
         finally:
             process.kill()
             process.communicate()
+
+
+async def test_a_server_without_its_database_shows_that(databases: TemporaryDatabases) -> None:
+    with databases.database() as url, serving(url) as served, served.client() as client:
+        assert re.search(r"^penstock_database_up 1\.0$", client.get("/metrics").text, re.M)
+        name = urlsplit(url).path[1:]
+        sql = await asyncpg.connect(databases.server_url)
+        try:
+            await sql.execute(f"alter database {name} with allow_connections false")
+            await sql.fetch("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1", name)
+            answer = await asyncio.to_thread(client.get, "/metrics")
+            assert answer.status_code == 200
+            assert re.search(r"^penstock_database_up 0\.0$", answer.text, re.M)
+            assert re.search(r"^penstock_loop_lag_seconds_count \d", answer.text, re.M)
+        finally:
+            await sql.execute(f"alter database {name} with allow_connections true")
+            await sql.close()

@@ -7,12 +7,8 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,18 +19,25 @@ import httpx
 import pytest
 
 from penstock import Penstock
+from penstock.core import measuring
 from penstock.core.measuring import measured
 from penstock.core.meter import OTHERS, Meter
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.http.metrics import Metrics
+from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs.models import EnqueueOutcome
+from penstock.jobs.records import JobCounts
+from penstock.jobs.scaling import ScaleAdvice
 from penstock.postgres.database import Database
 from penstock.worker import exposition
 from penstock.worker.endpoint import Endpoint, parse_address
 from penstock.worker.exposition import Exposition, Report, merged, report_of
+from tests.measured_worker import measured_worker, value_of
 from tests.waiting import eventually
 from tests.workers import Workers
 
+SERIES = re.compile(r"^# TYPE (penstock_[a-z_]+) (?:counter|gauge)$", re.M)
+NONE = dict.fromkeys([f"{end}_last_hour" for end in ("succeeded", "failed", "expired", "cancelled", "quarantined")], 0)
 SECRET = "s3cret-in-the-payload"
 SHOP = """
 from penstock import Event, Penstock
@@ -60,60 +63,8 @@ async def bill(event: Event[dict]) -> None:
 """
 
 
-class Running:
-    """`penstock worker --metrics` in processes of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str, lines: list[dict[str, Any]]) -> None:
-        self.process = process
-        self.address = address
-        self.lines = lines
-
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.address + path, timeout=60)
-
-    def value(self, sample: str) -> float:
-        """The value of a sample; 0: it is not there."""
-        found = re.search(rf"^{re.escape(sample)} (\S+)$", self.get("/metrics").text, re.M)
-        return float(found[1]) if found else 0.0
-
-    @property
-    def workers(self) -> list[str]:
-        return [line["worker"] for line in self.lines if line["event"] == "worker_started"]
-
-
-@contextmanager
-def worker(url: str, folder: Path, *options: str) -> Iterator[Running]:
-    (folder / "shop.py").write_text(SHOP)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "worker", "shop:app", "--metrics", ":0", "--log", "json", *options],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": url},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    lines: list[dict[str, Any]] = []
-    try:
-        address = ""
-        for line in process.stdout:
-            lines.append(json.loads(line))
-            if lines[-1]["event"] == "metrics_served":
-                address = lines[-1]["url"].removesuffix("/metrics")
-                break
-        output = process.stdout
-        reader = threading.Thread(target=lambda: lines.extend(json.loads(line) for line in output), daemon=True)
-        reader.start()
-        yield Running(process, address, lines)
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-
-
 async def test_a_worker_shows_its_jobs_and_streams_and_no_payload(app: Penstock, url: str, tmp_path: Path) -> None:
-    with worker(url, tmp_path) as running:
+    with measured_worker(url, tmp_path, SHOP) as running:
         await eventually(lambda: running.get("/readyz").status_code == 200, "a worker that is ready", timeout=60)
         assert running.address.startswith("http://127.0.0.1:")
         for _ in range(3):
@@ -122,7 +73,7 @@ async def test_a_worker_shows_its_jobs_and_streams_and_no_payload(app: Penstock,
         await app.stream("orders").append({"card": SECRET}, key=SECRET)
         expected = {
             'penstock_jobs_settled_total{outcome="failed",type="fail"}': 1,
-            'penstock_job_wait_seconds_count{type="fail"}': 1,
+            'penstock_job_wait_seconds_count{outcome="failed",type="fail"}': 1,
             'penstock_job_run_seconds_count{outcome="failed",type="fail"}': 1,
             'penstock_events_handled_total{group="billing",stream="orders"}': 1,
             'penstock_slot_moves_total{group="orders/billing",how="gained"}': 2,
@@ -161,7 +112,7 @@ async def test_several_processes_have_one_endpoint_and_keep_the_counts_of_a_kill
     app: Penstock, url: str, tmp_path: Path
 ) -> None:
     sample = 'penstock_jobs_settled_total{outcome="succeeded",type="mail"}'
-    with worker(url, tmp_path, "--processes", "2") as running:
+    with measured_worker(url, tmp_path, SHOP, "--processes", "2") as running:
         await eventually(lambda: running.get("/readyz").status_code == 200, "workers that are ready", timeout=60)
         assert running.value('penstock_places{kind="async"}') == 200
         assert running.value("penstock_info{version=" + f'"{_version()}"' + "}") == 1
@@ -269,6 +220,38 @@ async def test_lost_jobs_stale_results_and_errors_of_the_database_are_counted(
         assert count(meter, "penstock_database_errors_total") == 1
 
 
+async def test_jobs_that_are_quarantined_without_a_worker_are_counted(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
+    database = await app.database()
+    await sql.execute("select penstock.create_job_type('kill'), penstock.create_job_type('odd'), penstock.promise_to_begin('w')")
+    await sql.execute("select penstock.enqueue('kill', '1'), penstock.enqueue('kill', '2')")
+    await sql.execute("select penstock.claim('w', '{kill}', 2)")
+    # One of them has crashed its worker while it ran alone.
+    await sql.execute("update penstock.queued_jobs set crashes = 3 where data = '1'")
+    await sql.execute("update penstock.leases set expires_at = now() - interval '1 second'")
+    await sql.execute("select penstock.enqueue('odd', '1')")
+    await sql.execute("update penstock.queued_jobs set data = ('[' || repeat('1e131071,', 40) || '1]')::jsonb where name = 'odd'")
+    with measured() as meter:
+        assert await worker_queries.recover(database) == 2
+        assert await claim_queries.quarantine_unreadable(database, ["odd"]) == 1
+    quarantined = {
+        sample.labels["type"]: sample.value
+        for family in meter.registry.collect()
+        for sample in family.samples
+        if sample.name == "penstock_jobs_settled_total" and sample.labels["outcome"] == "quarantined"
+    }
+    assert quarantined == {"kill": 1, "odd": 1}
+
+
+def test_blocks_that_overlap_measure_until_the_last_has_ended() -> None:
+    first, second = measured(), measured()
+    first.__enter__()
+    meter = second.__enter__()
+    first.__exit__(None, None, None)
+    assert measuring.meter is meter
+    second.__exit__(None, None, None)
+    assert measuring.meter is None
+
+
 @dataclass(frozen=True)
 class Ready:
     """The times of a job that could run `waited_s` ago."""
@@ -334,14 +317,28 @@ def test_a_server_too_has_a_bounded_number_of_series() -> None:
         name = f"name-{number}"
         metrics.enqueued(name, EnqueueOutcome.QUEUED)
         metrics.claimed(name, 1)
-        metrics.settled(name, "succeeded")
-        metrics.appended(name, 1)
+        metrics.meter.settled([name, name], [(name, "unknown")], 0.1)
+        metrics.meter.appended(name, 1)
         metrics.read(name, "get", 1)
         metrics.published(name)
         metrics.delivered(name, "sse", 1)
-    text = metrics.exposition([]).decode()
-    assert len(re.findall(r"^penstock_jobs_settled_total\{", text, re.M)) == 1_001
-    assert len(text.splitlines()) < 15_000
+    counts = [
+        JobCounts(
+            f"name-{number}", paused=number == 19_999, ready=1, deferred=2, in_progress=3, oldest_ready_s=float(number), **NONE
+        )
+        for number in range(20_000)
+    ]
+    advice = [ScaleAdvice(f"name-{number}", 1, 1.0, 1.0, 1.0, 1, 1) for number in range(20_000)]
+    text = metrics.exposition(counts, advice, {f"pool-{number}": 1 for number in range(20_000)}).decode()
+    for name in ("penstock_jobs_settled_total", "penstock_jobs_ready", "penstock_jobs_enqueued_total"):
+        assert len(re.findall(rf"^{name}\{{", text, re.M)) == 1_001, name
+    assert all(len(found) <= 1_001 for found in (re.findall(rf"^{name}\{{", text, re.M) for name in SERIES.findall(text)))
+    # What shares a series is added up, or the largest counts.
+    assert value_of(text, f'penstock_jobs_ready{{type="{OTHERS}"}}') == 19_000
+    assert value_of(text, f'penstock_oldest_ready_seconds{{type="{OTHERS}"}}') == 19_999
+    assert value_of(text, f'penstock_job_type_paused{{type="{OTHERS}"}}') == 1
+    assert value_of(text, f'penstock_quarantined_keys{{type="{OTHERS}"}}') == 20_000
+    assert value_of(text, "penstock_stale_results_total") == 20_000
 
 
 def test_times_are_counted_as_they_were() -> None:
@@ -360,9 +357,10 @@ def test_times_are_counted_as_they_were() -> None:
     assert {bound: values["penstock_job_run_seconds_bucket", "succeeded", bound] for bound in buckets} == buckets
     assert values["penstock_job_run_seconds_sum", "succeeded", None] == pytest.approx(sum(runs))
     assert values["penstock_job_run_seconds_count", "failed", None] == 1
-    waited = {"0.25": 3, "0.5": 5, "5.0": 6, "7200.0": 6, "+Inf": 7}
-    assert {bound: values["penstock_job_wait_seconds_bucket", None, bound] for bound in waited} == waited
-    assert values["penstock_job_wait_seconds_sum", None, None] == pytest.approx(100_004.7, abs=0.5)
+    waited = {"0.25": 2, "0.5": 4, "5.0": 5, "7200.0": 5, "+Inf": 6}
+    assert {bound: values["penstock_job_wait_seconds_bucket", "succeeded", bound] for bound in waited} == waited
+    assert values["penstock_job_wait_seconds_count", "failed", None] == 1
+    assert values["penstock_job_wait_seconds_sum", "succeeded", None] == pytest.approx(100_004.7, abs=0.5)
 
 
 def test_processes_are_added_up_and_versions_are_not() -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 meter: Meter | None = None
 """The meter of this process; None: nothing measures."""
+# Blocks may overlap, where several applications run in one process: the meter is that of the last one that has not ended.
+_meters: list[Meter] = []
 
 
 @contextmanager
@@ -23,8 +25,10 @@ def measured() -> Iterator[Meter]:
     from penstock.core.meter import Meter
 
     global meter
-    before, meter = meter, Meter()
+    meter = own = Meter()
+    _meters.append(own)
     try:
-        yield meter
+        yield own
     finally:
-        meter = before
+        _meters.remove(own)
+        meter = _meters[-1] if _meters else None

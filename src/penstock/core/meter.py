@@ -24,7 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from penstock._version import __version__
-from penstock.errors import PenstockError
+from penstock.errors import DatabaseUnavailable, PenstockError
 
 OTHERS = "others"
 _MOST_NAMES = 1_000
@@ -34,6 +34,9 @@ _BATCHES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 K = TypeVar("K", bound=tuple[str, ...])
 # Of so many attempts and more that are counted together, only the wait of every 32nd is.
 _SAMPLED_FROM, _SAMPLED = 512, 32
+# Of a callback for a job that is not there the type may be anything: it is no label.
+_REFUSED = frozenset(("stale", "unknown"))
+_EXPECTED = ("succeeded", "retried", "failed", "quarantined")
 
 
 class Timed(Protocol):
@@ -156,6 +159,7 @@ class Meter:
     Attributes:
         registry: All of them.
         ended: Attempts that ended, to which the executor appends.
+        times: The histograms of the times of each job.
         clock_ahead_s: Seconds that the database's clock is ahead of this machine's, as far as is known.
     """
 
@@ -167,7 +171,7 @@ class Meter:
         self._wait = Times(
             "penstock_job_wait_seconds",
             "Time from when a job could run to its start; counted when the attempt ends.",
-            ["type"],
+            ["type", "outcome"],
             self._types,
         )
         self._run = Times(
@@ -175,7 +179,8 @@ class Meter:
         )
         self.ended: list[Ended] = []
         self._folding = threading.Lock()
-        registry.register(Gauges(self._times))
+        self.times = Gauges(self._times)
+        registry.register(self.times)
         registry.register(Gauges(lambda: [info()]))
         self._settled = Counter(
             "penstock_jobs_settled", "Attempts settled, by what became of the job.", ["type", "outcome"], registry=registry
@@ -196,6 +201,7 @@ class Meter:
         )
         self._lag = Histogram("penstock_loop_lag_seconds", "How late the event loop wakes.", buckets=_CALLS, registry=registry)
         self._errors = Counter("penstock_database_errors", "Failed calls of the database.", ["error"], registry=registry)
+        self._errors.labels(DatabaseUnavailable.__name__)
         self._appended = Counter("penstock_events_appended", "Events appended.", ["stream"], registry=registry)
         self._handled = Counter(
             "penstock_events_handled", "Events handled and committed.", ["stream", "group"], registry=registry
@@ -238,7 +244,7 @@ class Meter:
             max(began + ahead - max(job.run_after, job.created_at).timestamp(), 0.0)
             for job, began in zip(jobs[::step], since[::step], strict=True)
         ]
-        self._wait.observe((name,), sorted(waits), len(jobs) / len(waits))
+        self._wait.observe((name, outcome), sorted(waits), len(jobs) / len(waits))
 
     def claimed(self, jobs: int, seconds: float) -> None:
         """A source was asked for jobs."""
@@ -251,7 +257,7 @@ class Meter:
         succeeded, unlike = Counted(names), Counted(others)
         for (name, outcome), results in unlike.items():
             succeeded[name] -= results
-            if outcome == "stale":
+            if outcome in _REFUSED:
                 self._stale.inc(results)
             else:
                 self._settled.labels(self._types.label(name), outcome).inc(results)
@@ -261,6 +267,16 @@ class Meter:
         self._settle_s.observe(seconds)
         self._settle_jobs.observe(len(names))
         self.fold()
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Show job types that this process works on from the start, so that the first failure is an increase from zero."""
+        for name in names:
+            for outcome in _EXPECTED:
+                self._settled.labels(self._types.label(name), outcome)
+
+    def quarantined(self, name: str | None, jobs: int) -> None:
+        """Jobs were archived as quarantined, though no worker settled them. None: their type is not known."""
+        self._settled.labels(OTHERS if name is None else self._types.label(name), "quarantined").inc(jobs)
 
     def recovered(self, jobs: int) -> None:
         """Jobs were taken back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.app import Penstock
+from penstock.core.meter import Meter
 from penstock.http.auth import Authenticator
 from penstock.http.completion_waiter import JobWaiter, MessageWaiter
 from penstock.http.jobs.enqueuing import SingleJobs
@@ -28,12 +29,19 @@ class Assembly:
         authenticator: Decides who comes in.
         settings: Of the server.
         listener: Receives the notifications to this process.
+        meter: Of this process.
     """
 
     def __init__(
-        self, app: Penstock, database: Database, authenticator: Authenticator, settings: HttpSettings, listener: Listener
+        self,
+        app: Penstock,
+        database: Database,
+        authenticator: Authenticator,
+        settings: HttpSettings,
+        listener: Listener,
+        meter: Meter,
     ) -> None:
-        self.service = service = Service(app, database, authenticator, settings, Metrics())
+        self.service = service = Service(app, database, authenticator, settings, Metrics(meter))
         stopping = service.stopping
         service.add(SingleJobs(database, service.metrics))
         service.add(Appends(database))
@@ -42,7 +50,7 @@ class Assembly:
         self._claims = service.add(Claims(database, stopping))
         self._broadcaster = service.add(Broadcaster(database, f"penstock_{self._claims.id}", stopping))
         grace_s = app.settings.handover_grace.total_seconds()
-        self._memberships = service.add(Memberships(database, self._broadcaster, listener, stopping, grace_s))
+        self._memberships = service.add(Memberships(database, self._broadcaster, listener, stopping, grace_s, meter))
         self._deliveries = service.add(Deliveries(database, listener, app.settings))
         listener.add(f"penstock_{self._claims.id}")
 

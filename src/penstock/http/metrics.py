@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter as Counted
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.meter import BoundedNames, Gauges, info
+from penstock.core.meter import BoundedNames, Gauges, Meter, gauge, info
 from penstock.http.scaling import ScalingGauges
 from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.records import JobCounts
@@ -24,39 +25,44 @@ _QUEUE = {
     "oldest_ready_s": ("penstock_oldest_ready_seconds", "Age of the job that has waited longest."),
     "paused": ("penstock_job_type_paused", "1 while the job type is paused."),
 }
+# Of job types that share a series the largest value counts, of all others the sum.
+_LARGEST = frozenset(("oldest_ready_s", "paused"))
 
 
 class _Depths(Collector):
     """The queue as it was counted last."""
 
-    def __init__(self, counts: list[JobCounts]) -> None:
+    def __init__(self, counts: list[JobCounts], names: BoundedNames) -> None:
         self._counts = counts
+        self._names = names
 
-    def collect(self) -> list[GaugeMetricFamily]:
+    def collect(self) -> list[Metric]:
         """See `prometheus_client`."""
         families = []
         for field, (name, help) in _QUEUE.items():
-            family = GaugeMetricFamily(name, help, labels=["type"])
+            values: dict[tuple[str], float] = {}
             for count in self._counts:
-                family.add_metric([count.name], float(getattr(count, field) or 0))
-            families.append(family)
+                label, value = (self._names.label(count.name),), float(getattr(count, field) or 0)
+                values[label] = max(values.get(label, 0.0), value) if field in _LARGEST else values.get(label, 0.0) + value
+            families.append(gauge(name, help, values, ["type"]))
         return families
 
 
 class _Quarantined(Collector):
     """Keys of pools for which the pool's rule fails."""
 
-    def __init__(self, keys: Mapping[str, int]) -> None:
+    def __init__(self, keys: Mapping[str, int], names: BoundedNames) -> None:
         self._keys = keys
+        self._names = names
 
-    def collect(self) -> list[GaugeMetricFamily]:
+    def collect(self) -> list[Metric]:
         """See `prometheus_client`."""
-        family = GaugeMetricFamily(
-            "penstock_quarantined_keys", "Keys for which the rule of their pool fails: their jobs wait.", labels=["type"]
-        )
+        values = Counted[tuple[str]]()
         for name, keys in self._keys.items():
-            family.add_metric([name], float(keys))
-        return [family]
+            values[self._names.label(name),] += keys
+        return [
+            gauge("penstock_quarantined_keys", "Keys for which the rule of their pool fails: their jobs wait.", values, ["type"])
+        ]
 
 
 class _LargestKeys(Collector):
@@ -80,11 +86,17 @@ class _LargestKeys(Collector):
 class Metrics:
     """The counters of one process; with several processes those of all, through files that they share.
 
+    Args:
+        meter: What every process of Penstock counts; None: a new one.
+
     Attributes:
+        meter: What every process of Penstock counts.
         waiting: Long polls under way.
+        places, places_used: How many live connections there may be, and are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None = None) -> None:
+        self.meter = meter or Meter()
         self._registry = CollectorRegistry()
         registry = self._registry
         self._requests = Counter("penstock_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
@@ -93,13 +105,11 @@ class Metrics:
         )
         self._enqueued = Counter("penstock_jobs_enqueued", "Jobs enqueued through HTTP.", ["type", "outcome"], registry=registry)
         self._claimed = Counter("penstock_jobs_claimed", "Jobs claimed through HTTP.", ["type"], registry=registry)
-        self._settled = Counter("penstock_jobs_settled", "Attempts settled through HTTP.", ["type", "outcome"], registry=registry)
         self._batches = Histogram(
             "penstock_put_batch_size", "Single enqueues in one commit.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
             registry=registry,
         )  # fmt: skip
         self._refused = Counter("penstock_http_refused_logins", "Requests with bad credentials.", registry=registry)
-        self._appended = Counter("penstock_events_appended", "Events appended through HTTP.", ["stream"], registry=registry)
         self._read = Counter("penstock_events_read", "Events read through HTTP.", ["stream", "how"], registry=registry)
         self._published = Counter("penstock_messages_published", "Messages published through HTTP.", ["topic"], registry=registry)
         self._delivered = Counter(
@@ -114,9 +124,16 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
+        places = Gauge(
+            "penstock_places", "Places: live connections that there may be.", ["kind"], registry=registry,
+            multiprocess_mode="livesum",
+        )  # fmt: skip
+        places_used = Gauge(
+            "penstock_places_used", "Places taken by live connections.", ["kind"], registry=registry, multiprocess_mode="livesum"
+        )
+        self.places, self.places_used = places.labels("live"), places_used.labels("live")
         self._names = BoundedNames(_MOST_TYPES)
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        self._settles: dict[tuple[str, str], Counter] = {}
         self._by_outcome: dict[tuple[str, EnqueueOutcome], Counter] = {}
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -141,19 +158,6 @@ class Metrics:
     def claimed(self, name: str, jobs: int) -> None:
         """Count claimed jobs."""
         self._claimed.labels(self._names.label(name)).inc(jobs)
-
-    def settled(self, name: str, outcome: str, attempts: int = 1) -> None:
-        """Count settled attempts, stale ones too."""
-        # A callback for something that is not there may name anything.
-        key = ("?" if outcome == "unknown" else self._names.label(name), outcome)
-        child = self._settles.get(key)
-        if child is None:
-            child = self._settles[key] = self._settled.labels(*key)
-        child.inc(attempts)
-
-    def appended(self, stream: str, events: int) -> None:
-        """Count appended events."""
-        self._appended.labels(self._names.label(stream)).inc(events)
 
     def read(self, stream: str, how: str, events: int) -> None:
         """Count events that were read: by a get, a follower or a group."""
@@ -186,21 +190,33 @@ class Metrics:
         quarantined_keys: Mapping[str, int] | None = None,
         database: Sequence[Metric] = (),
         largest_keys: Mapping[str, int] | None = None,
+        up: bool = True,
     ) -> bytes:
-        """Everything in Prometheus' text format."""
-        registry = CollectorRegistry()
+        """Everything in Prometheus' text format.
+
+        Args:
+            counts: The queue as it was counted last.
+            advice: Scaling advice.
+            quarantined_keys: Number of quarantined keys of each pool.
+            database: Gauges of the database.
+            largest_keys: Ready jobs of the fullest key of each type.
+            up: Whether the database answers.
+        """
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            shared = CollectorRegistry()
+            multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+            registries = [shared, _only(self.meter.times), _only(Gauges(lambda: [info()]))]
         else:
-            registry = self._registry
+            registries = [self._registry, self.meter.registry]
+        answers = gauge("penstock_database_up", "Whether the database answers.", {(): float(up)}, [])
         asked = [
-            _Depths(counts),
+            _Depths(counts, self._names),
             ScalingGauges(advice),
-            _Quarantined(quarantined_keys or {}),
+            _Quarantined(quarantined_keys or {}, self._names),
             _LargestKeys(largest_keys or {}),
-            Gauges(lambda: [*database, info()]),
+            Gauges(lambda: [*database, answers]),
         ]
-        return generate_latest(registry) + b"".join(generate_latest(_only(each)) for each in asked)
+        return b"".join(generate_latest(registry) for registry in [*registries, *map(_only, asked)])
 
 
 def _only(collector: Collector) -> CollectorRegistry:

@@ -10,8 +10,9 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import disable_created_metrics
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp
@@ -28,6 +30,8 @@ from penstock._version import __version__
 from penstock.app import Penstock
 from penstock.core import logs
 from penstock.core.logs import get_logger
+from penstock.core.measuring import measured
+from penstock.core.meter import Meter
 from penstock.errors import InvalidInput, PenstockError, SchemaMismatch
 from penstock.http import system
 from penstock.http import user_queries as users
@@ -66,6 +70,7 @@ _RESOURCES = (
 )  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60
+_TICK_S = 0.25
 # Where the processes of a server leave word for the one that started them, and what they call it.
 _FOLDER = "PENSTOCK_SERVER_FOLDER"
 _LEFT_BEHIND = "left-behind"
@@ -94,8 +99,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await penstock.open(timeout=penstock.settings.start_timeout)
-        async with penstock:
+        async with AsyncExitStack() as stack:
+            meter = stack.enter_context(measured())
+            await penstock.open(timeout=penstock.settings.start_timeout)
+            await stack.enter_async_context(penstock)
             database = await penstock.database()
             chosen = authorizer or _authorizer(http_settings, Users(database))
             upkeep = maintenance.of(database, penstock.settings)
@@ -108,12 +115,12 @@ def create_app(
 
             notifications = Notifications()
             listener = Listener(database, ["penstock"], notifications.dispatch)
-            assembly = Assembly(penstock, database, Authenticator(chosen), http_settings, listener)
+            assembly = Assembly(penstock, database, Authenticator(chosen), http_settings, listener, meter)
             assembly.subscribe(notifications)
             notifications.wake(upkeep.look, Kind.JOBS, Kind.FULL_SCAN, Kind.PLACE, Kind.CONNECTED)
             notifications.wake(database.schema_changed.set, Kind.SCHEMA)
             running.append(assembly)
-            parts = (listener.run(), upkeep.run(assembly.jobs_ready), watch_schema())
+            parts = (listener.run(), upkeep.run(assembly.jobs_ready), watch_schema(), _watch_loop(meter))
             tasks = [asyncio.create_task(part) for part in parts]
             _on_signals(assembly.stop)
             try:
@@ -191,10 +198,20 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             raise SchemaMismatch(*note.read_text("utf-8").split("\0"))
 
 
+async def _watch_loop(meter: Meter) -> None:
+    """Measure how late the event loop wakes, until cancelled."""
+    while True:
+        due = time.monotonic() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        meter.lagged(max(time.monotonic() - due, 0.0))
+
+
 def served_app() -> ASGIApp:
     """What a server process of `serve` runs."""
     settings = HttpSettings.read()
     logs.configure(settings.log_format, output=2)
+    # Without the time at which each series began, which no dashboard needs and which would be as many series again.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     logs.show_payloads(settings.debug_traffic or logs.payloads_shown())
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -25,7 +25,7 @@ from penstock.http.settings import HttpSettings
 from penstock.jobs import http_queries as http
 from penstock.jobs.records import JobCounts
 from penstock.postgres.database import Database
-from penstock.worker.exposition import database_families
+from penstock.worker.exposition import DatabaseGauges
 
 _CALL_TIMEOUT_S = 10.0
 R = TypeVar("R")
@@ -57,8 +57,9 @@ class Service:
         self.scaling = Scaling(database)
         self._parts: dict[type, Any] = {}
         self._live = 0
+        metrics.places.set(settings.max_live)
         self._counts = Kept(app.counts)
-        self.gauges = Kept(lambda: database_families(database))
+        self.gauges = DatabaseGauges(database)
         self._rates = Kept(lambda: http.job_rates(database))
 
     def add(self, part: P) -> P:
@@ -75,11 +76,13 @@ class Service:
     def live(self, kind: str) -> Iterator[None]:
         """Count a live connection while it lasts. See `check_room`."""
         self._live += 1
+        self.metrics.places_used.set(self._live)
         self.metrics.connected(kind, 1)
         try:
             yield
         finally:
             self._live -= 1
+            self.metrics.places_used.set(self._live)
             self.metrics.connected(kind, -1)
 
     def check_room(self) -> None:

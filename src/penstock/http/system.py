@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock._version import __version__
 from penstock.core.records import to_json
-from penstock.errors import MissingExtra, PenstockError
+from penstock.errors import DatabaseUnavailable, MissingExtra, PenstockError
 from penstock.http.errors import not_found
 from penstock.http.origin import page_policy
 from penstock.http.routing import OPEN, READ, CurrentService, Instance, User, raw_answer, router
@@ -63,14 +63,17 @@ async def readyz(service: CurrentService) -> Response:
 async def metrics(service: CurrentService, user: User, path: Instance) -> Response:
     """Numbers for Prometheus."""
     user.require_all(path)
-    advice = await service.scaling.advice(GAUGE_WAIT_S)
-    quarantined = await pool_views.quarantined_counts(service.database)
-    return Response(
-        service.metrics.exposition(
-            await service.counts(), advice, quarantined, await service.gauges(), await largest_keys(service.database)
-        ),
-        media_type=CONTENT_TYPE_LATEST,
-    )
+    try:
+        text = service.metrics.exposition(
+            await service.counts(),
+            await service.scaling.advice(GAUGE_WAIT_S),
+            await pool_views.quarantined_counts(service.database),
+            await service.gauges(),
+            await largest_keys(service.database),
+        )
+    except DatabaseUnavailable:
+        text = service.metrics.exposition([], up=False)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @api.get("/", dependencies=[READ], response_class=HTMLResponse)

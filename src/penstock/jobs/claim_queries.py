@@ -14,6 +14,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.core import measuring
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.serialization import plain_text
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
@@ -104,7 +105,19 @@ async def only_readable(database: Database, claimed: list[ClaimedJob]) -> list[C
 
 async def quarantine_unreadable(database: Database, names: Sequence[str]) -> int:
     """Quarantine ready jobs at the front of these queues that no client can read. Returns their number."""
-    return int(await database.fetchval("select penstock.quarantine_unreadable($1)", names))
+    ((done, xid),) = await database.fetch(
+        "select penstock.quarantine_unreadable($1), pg_current_xact_id_if_assigned()::text", names
+    )
+    if done:
+        await count_quarantined(database, xid)
+    return int(done)
+
+
+async def count_quarantined(database: Database, xid: str) -> None:
+    """Count the jobs that a transaction of this process has quarantined, unless the process measures nothing."""
+    if measuring.meter is not None:
+        for name, jobs in await database.fetch("select * from penstock.quarantined_in($1::text::xid8)", xid):
+            measuring.meter.quarantined(name, jobs)
 
 
 async def held_jobs(database: Database, worker: str, known: Sequence[int]) -> list[tuple[UUID, int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.core import measuring
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.errors import DatabaseUnavailable, PenstockError
@@ -116,5 +117,7 @@ async def quarantine_unreadable(database: Database, worker: str, names: Sequence
         if problem is not None:
             detail = claim_queries.quarantined(problem)
             await claim_queries.settle(database, [Settlement(id, attempt, lease, Outcome.QUARANTINED, detail)])
+            if measuring.meter is not None:
+                measuring.meter.quarantined(names[0] if len(names) == 1 else None, 1)
             done += 1
     return done

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.jobs import claim_queries
 from penstock.postgres.database import Database
 
 
@@ -43,7 +44,10 @@ async def expire(database: Database, limit: int = 1000) -> int:
 
 async def recover(database: Database) -> int:
     """Recover the jobs of dead workers and of expired leases. Returns their number."""
-    return int(await database.fetchval("select penstock.recover()"))
+    ((recovered, xid),) = await database.fetch("select penstock.recover(), pg_current_xact_id_if_assigned()::text")
+    if recovered:
+        await claim_queries.count_quarantined(database, xid)
+    return int(recovered)
 
 
 async def prune(database: Database, keep: timedelta | None) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -36,6 +38,32 @@ async def gauges(database: Database) -> list[DatabaseGauge]:
 async def stream_lags(database: Database) -> list[GroupLag]:
     """The lag of each consumer group."""
     return [GroupLag(*row) for row in await database.fetch("select * from penstock.stream_lags()")]
+
+
+async def lake_lags(database: Database) -> dict[str, float]:
+    """For how many seconds the first finished job that a lake does not have has waited for it."""
+    return {row["lake"]: row["behind_s"] for row in await database.fetch("select * from penstock.lake_lags()")}
+
+
+async def notifications_arrive(database: Database, within_s: float) -> bool:
+    """Whether a notification that goes through the pool arrives where workers listen, within so many seconds."""
+    channel = f"penstock_doctor_{secrets.token_hex(8)}"
+    arrived = asyncio.Event()
+
+    def heard(*_: object) -> None:
+        arrived.set()
+
+    listening = await database.connect()
+    try:
+        await listening.add_listener(channel, heard)
+        await database.fetch("select pg_notify($1, '')", channel)
+        async with asyncio.timeout(within_s):
+            await arrived.wait()
+    except TimeoutError:
+        return False
+    finally:
+        listening.terminate()
+    return True
 
 
 async def clock_ahead_s(database: Database) -> float:

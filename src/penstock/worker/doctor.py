@@ -6,8 +6,6 @@ Each check answers with findings. A finding is `ok`, a `warning` (something will
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -184,19 +182,7 @@ async def _dead_rows(database: Database) -> list[Finding]:
 
 async def _notifications(database: Database) -> list[Finding]:
     """A notification through the pool has to arrive where workers listen."""
-    channel = f"penstock_doctor_{secrets.token_hex(8)}"
-    arrived = asyncio.Event()
-
-    def heard(*_: object) -> None:
-        arrived.set()
-
-    listening = await database.connect()
-    try:
-        await listening.add_listener(channel, heard)
-        await database.fetch("select pg_notify($1, '')", channel)
-        async with asyncio.timeout(NOTIFY_S):
-            await arrived.wait()
-    except TimeoutError:
+    if not await health.notifications_arrive(database, NOTIFY_S):
         return [
             Finding(
                 "notifications",
@@ -206,8 +192,6 @@ async def _notifications(database: Database) -> list[Finding]:
                 "Until then workers poll once a second.",
             )
         ]
-    finally:
-        listening.terminate()
     return [Finding("notifications", "ok", "notifications arrive")]
 
 

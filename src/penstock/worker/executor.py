@@ -85,7 +85,10 @@ class Executor:
         self._jobs: dict[UUID, Running] = {}
         self._stopping = False
         # Where the times of attempts go; None: nothing measures.
-        self._note_ended = None if measuring.meter is None else measuring.meter.ended.append
+        self._note_ended = None
+        if (meter := measuring.meter) is not None:
+            self._note_ended = meter.ended.append
+            meter.expect(types)
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:

@@ -8,14 +8,16 @@ handler blocks, can still be seen.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import asyncpg
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from penstock.core.cached import Kept
-from penstock.core.meter import Gauges, Meter, gauge
+from penstock.core.meter import BoundedNames, Gauges, Meter, gauge
 from penstock.errors import PenstockError
 from penstock.postgres import health
 from penstock.postgres.database import Database
@@ -33,6 +35,8 @@ _OF_DATABASE = {
     "replication_slot_bytes": "Most bytes of write-ahead log that a replication slot retains.",
     "database_bytes": "Size of the database.",
 }
+_NOTIFY_S = 2.0
+_LOOK_AT_NOTIFICATIONS_S = 60.0
 _OF_TABLES = {
     "dead_rows": "Dead rows of a hot table that vacuum has not removed.",
     "table_bytes": "Size of a table with its indexes; of the archive and of all streams as of the last vacuum.",
@@ -64,12 +68,16 @@ def report_of(meter: Meter, worker: Worker | None) -> Report:
     if worker is None:
         return Report(families)
     progress = worker.progress()
-    places = {(lane,): taken for lane, taken in progress.places.items()}
+    # A type that takes batches has places of its own, and there may be many such types.
+    names = BoundedNames()
+    used, places = Counter[tuple[str]](), Counter[tuple[str]]()
+    for lane, (taken, all) in progress.places.items():
+        kind = (names.label(lane),)
+        used[kind] += taken
+        places[kind] += all
     families += [
-        gauge(
-            "penstock_places_used", "Places taken by running jobs.", {key: used for key, (used, _) in places.items()}, ["kind"]
-        ),
-        gauge("penstock_places", "Places for running jobs.", {key: all for key, (_, all) in places.items()}, ["kind"]),
+        gauge("penstock_places_used", "Places taken by running jobs.", used, ["kind"]),
+        gauge("penstock_places", "Places for running jobs.", places, ["kind"]),
         gauge(
             "penstock_claim_loop_idle_seconds",
             "Seconds without progress of the claim loop or event loop.",
@@ -132,7 +140,7 @@ class Exposition:
         self._reports = reports
         self._ended = ended
         self._processes = processes
-        self._read = Kept(self._of_database)
+        self._gauges = DatabaseGauges(database)
         self.routes: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/metrics": self.metrics, "/livez": self.live, "/readyz": self.ready,
         }  # fmt: skip
@@ -141,7 +149,7 @@ class Exposition:
         """Numbers for Prometheus."""
         own = merged([*(report.families for report in self._reports()), self._ended()])
         try:
-            found, up = await self._read(), 1.0
+            found, up = await self._of_database(), 1.0
         except PenstockError:
             found, up = [], 0.0
         families = [*own, *found, gauge("penstock_database_up", "Whether the database answers.", {(): up}, [])]
@@ -181,12 +189,38 @@ class Exposition:
 
     async def _of_database(self) -> list[Metric]:
         await self._database.open()
-        return await database_families(self._database)
+        return await self._gauges()
 
 
-async def database_families(database: Database) -> list[Metric]:
-    """Gauges of the database, the same in workers and in servers. None of them reads a queue."""
+class DatabaseGauges:
+    """Gauges of the database, the same in workers and in servers, some seconds old at most. None of them reads a queue.
+
+    Args:
+        database: Database to look at.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._families = Kept(lambda: _database_families(database))
+        self._notifications = Kept(self._arrive, kept_s=_LOOK_AT_NOTIFICATIONS_S)
+
+    async def __call__(self) -> list[Metric]:
+        """The families. Raises `PenstockError` when the database does not answer."""
+        families = await self._families()
+        arrive = float(await self._notifications())
+        help = "1 while a notification arrives where workers listen; 0: a pooler swallows it, and workers poll."
+        return [*families, gauge("penstock_notifications_arrive", help, {(): arrive}, [])]
+
+    async def _arrive(self) -> bool:
+        try:
+            return await health.notifications_arrive(self._database, _NOTIFY_S)
+        except (PenstockError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            return False
+
+
+async def _database_families(database: Database) -> list[Metric]:
     found = await health.gauges(database)
+    lakes = dict(list((await health.lake_lags(database)).items())[:_MOST_NAMES])
     lags = (await health.stream_lags(database))[:_MOST_NAMES]
     amounts = {one.gauge: one.amount for one in found}
     families = [gauge(f"penstock_{name}", help, {(): amounts.get(name, 0.0)}, []) for name, help in _OF_DATABASE.items()]
@@ -204,6 +238,10 @@ async def database_families(database: Database) -> list[Metric]:
         gauge(
             "penstock_quarantined_partitions", "Partitions that are paused before an event that fails or kills its worker.",
             {(g.stream, g.group): g.quarantined for g in lags}, by_group,
+        ),
+        gauge(
+            "penstock_lake_behind_seconds", "How long the first finished job that a lake does not have has waited for it.",
+            {(name,): behind_s for name, behind_s in lakes.items()}, ["lake"],
         ),
     ]  # fmt: skip
     return families

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from uuid import UUID
 
 from penstock.core.coalescing import GroupCommit
@@ -90,7 +91,6 @@ class SingleJobs:
         if attempt == 0 and outcome == "succeeded":
             attempt = await self._only_attempt(name, id)
         what = await self._callbacks.submit(None, Callback(name, id, attempt, outcome, detail))
-        self._metrics.settled(name, what)
         if what == "unknown":
             raise ApiError(
                 400, "duplicate_status_request", "This job has already been archived, or was never queued", instance=path
@@ -125,7 +125,11 @@ class SingleJobs:
         return [in_order[index] for index in range(len(jobs))]
 
     async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
-        return await http.settle_attempts(self._database, callbacks)
+        began = time.monotonic()
+        outcomes = await http.settle_attempts(self._database, callbacks)
+        others = [(one.name, what) for one, what in zip(callbacks, outcomes, strict=True) if what != "succeeded"]
+        self._metrics.meter.settled([one.name for one in callbacks], others, time.monotonic() - began)
+        return outcomes
 
 
 def batch_of(name: str, jobs: list[New]) -> JobColumns:

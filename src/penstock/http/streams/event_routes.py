@@ -132,8 +132,6 @@ class _Append:
         positions = await appends.append(self._record.name, columns, self._producer, self._sequence, self._user)
         if self._sequence is not None:
             self._sequence += 1
-        if positions is not None:
-            self._service.metrics.appended(self._record.name, len(events))
         return positions
 
 

@@ -206,7 +206,9 @@ async def read_batches(
 
 
 @api.post(f"{_OF_MEMBER}/commit", dependencies=[WORK])
-async def commit(member: OpenMember, database: OpenDatabase, wanted: Annotated[Commits, body(Commits, _COMMITS)]) -> Committed:
+async def commit(
+    member: OpenMember, database: OpenDatabase, service: CurrentService, wanted: Annotated[Commits, body(Commits, _COMMITS)]
+) -> Committed:
     """Say what is done. `stale`: the partition is no longer the member's, or the group was moved; nothing changed, read again."""
     name = member.stream.name
     given = {one.partition: one for one in wanted.commits}
@@ -218,7 +220,7 @@ async def commit(member: OpenMember, database: OpenDatabase, wanted: Annotated[C
                 hint="Give the next_offset of the batch that is done.",
             )
     commits = [Commit(one.partition, one.epoch, one.revision, one.next_offset) for one in given.values()]
-    done = await group_queries.commit_offsets(database, name, member.group, member.id, commits)
+    done = await service.part(Memberships).commit(member, commits)
     return Committed(outcomes={str(at): "committed" if done[at].done else "stale" for at in given})
 
 

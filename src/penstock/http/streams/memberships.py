@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from penstock.core.meter import Meter
 from penstock.core.polling import wait_for_event
 from penstock.core.records import raw_list
 from penstock.errors import NotFound, OffsetGone
@@ -30,7 +31,7 @@ from penstock.postgres.notifications import Kind, Notification, Notifications
 from penstock.streams import group_queries
 from penstock.streams import queries as streams
 from penstock.streams.group_models import HeldPartitions, MemberBatch, Reading
-from penstock.streams.group_queries import Begun
+from penstock.streams.group_queries import Begun, Commit, Committed
 from penstock.streams.models import Chunk, OffsetReset, StreamRecord
 
 _MOST_REMEMBERED = 10_000
@@ -98,11 +99,19 @@ class Memberships:
         listener: Listens for this process.
         stopping: Set when the server stops.
         grace_s: Seconds that a member has to finish a partition that is to go to another.
+        meter: Counts partitions that move, and events that are committed.
     """
 
     def __init__(
-        self, database: Database, feeds: Broadcaster, listener: Listener, stopping: asyncio.Event, grace_s: float
+        self,
+        database: Database,
+        feeds: Broadcaster,
+        listener: Listener,
+        stopping: asyncio.Event,
+        grace_s: float,
+        meter: Meter,
     ) -> None:
+        self._meter = meter
         self._database = database
         self._feeds = feeds
         self._listener = listener
@@ -111,6 +120,8 @@ class Memberships:
         self._waiting: dict[str, set[_Waiter]] = {}
         self._revoked_at: OrderedDict[tuple[str, str, int, int], float] = OrderedDict()
         self._evicted_at: OrderedDict[str, float] = OrderedDict()
+        # Where a group was when its member read last, by group and partition: a commit does not say what it was before.
+        self._reached: OrderedDict[tuple[str, int], int] = OrderedDict()
 
     def subscribe(self, notifications: Notifications) -> None:
         """Be told of what this process listens to."""
@@ -129,6 +140,24 @@ class Memberships:
     def stop(self) -> None:
         """End all waits."""
         self._stir_all()
+
+    async def commit(self, member: GroupMember, commits: Sequence[Commit]) -> dict[int, Committed]:
+        """Commit offsets, one for each partition."""
+        done = await group_queries.commit_offsets(self._database, member.stream.name, member.group, member.id, commits)
+        for commit in commits:
+            if done[commit.partition].done:
+                reached = self._reached.get((member.group_name, commit.partition))
+                if reached is not None and commit.next_offset > reached:
+                    self._meter.handled(member.stream.name, member.group, commit.next_offset - reached)
+                self._note_reached(member, commit.partition, commit.next_offset)
+        return done
+
+    def _note_reached(self, member: GroupMember, partition: int, offset: int) -> None:
+        place = (member.group_name, partition)
+        self._reached[place] = offset
+        self._reached.move_to_end(place)
+        while len(self._reached) > _MOST_REMEMBERED:
+            self._reached.popitem(last=False)
 
     async def beat(self, member: GroupMember, session: UUID) -> HeldPartitions:
         """Keep a member alive that still works on everything that it has; take what it may.
@@ -159,9 +188,11 @@ class Memberships:
             ended = {slot: beat.owned[slot] for slot in beat.revoked if self._is_over(member, slot, beat.owned[slot], busy)}
             if ended:
                 await ownership.release(database, group, member.id, ended)
+                self._meter.moved(group, "revoked", len(ended))
             taken = {}
             if beat.available:
                 taken = await ownership.take(database, group, member.id, session, sorted(beat.available))
+                self._meter.moved(group, "gained", len(taken))
             if not moved and not ended and not taken:
                 break
         return HeldPartitions(beat.owned, sorted(beat.revoked)), beat.dead_after_s
@@ -204,6 +235,8 @@ class Memberships:
         if not wanted:
             return _Found([], 0, {}, later=False)
         begun = await group_queries.begin_partitions(self._database, member.stream.name, member.group, member.id, wanted)
+        for partition, found in begun.items():
+            self._note_reached(member, partition, found.next_offset)
         at = {
             partition: max(found.next_offset, asked.ahead.get(partition, 0))
             for partition, found in begun.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated
@@ -69,7 +70,9 @@ async def claim(call: Call, name: Name) -> None:
     wanted = fit(await call.body(), Claim, call.path)
     within = bodies.span(wanted.wait, "wait", service.settings.longest_wait)
     claims = service.part(Claims)
+    began = time.monotonic()
     claimed = await claims.claim(wanted.worker, name, wanted.limit)
+    service.metrics.meter.claimed(len(claimed), time.monotonic() - began)
     if not claimed:
         if await http.job_type(service.database, name) is None:
             raise no_such_type(name)
@@ -111,11 +114,12 @@ async def settle(call: Call, name: Name) -> None:
     own = await http.names_of(service.database, list(given))
     keeps = any(job.result is not None for job in given.values()) and await _keeps_results(service, name)
     settlements = [_settlement(id, job, keeps) for id, job in given.items() if own.get(id) == name]
+    began = time.monotonic()
     changed = await service.with_time_limit(claim_queries.settle(service.database, settlements)) if settlements else {}
     settled = {settlement.id for settlement in settlements}
     outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
-    for outcome in set(outcomes.values()):
-        service.metrics.settled(name, outcome, sum(one == outcome for one in outcomes.values()))
+    others = [(name, outcome) for outcome in outcomes.values() if outcome != "succeeded"]
+    service.metrics.meter.settled([name] * len(outcomes), others, time.monotonic() - began)
     service.part(Claims).wake(name)
     await call.send_json(200, to_json({"outcomes": {given[id].id: outcome for id, outcome in outcomes.items()}}))
 

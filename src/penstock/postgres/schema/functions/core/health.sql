@@ -66,6 +66,30 @@ $$;
 comment on function penstock.database_gauges() is
     'Gauges of the database: age of the oldest snapshot, bytes that a replication slot retains, dead rows, sizes and age of the last vacuum of tables, and whether days of the archive are missing. Reads the catalogue and statistics only.';
 
+create or replace function penstock.lake_lags()
+returns table (lake text, behind_s double precision)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        lakes.name,
+        coalesce(greatest(extract(epoch from penstock.clock() - missing.finished_at), 0), 0)::double precision
+    from penstock.lakes
+    left join lateral (
+        select job.finished_at
+        from penstock.archived_jobs as job
+        where job.xid >= coalesce(pg_snapshot_xmin(nullif(lakes.seen, '')::pg_snapshot), '0'::xid8)
+            and (lakes.seen = '' or not pg_visible_in_snapshot(job.xid, nullif(lakes.seen, '')::pg_snapshot))
+        order by job.xid
+        limit 1
+    ) as missing on true
+    order by lakes.name
+$$;
+comment on function penstock.lake_lags() is
+    'For how many seconds the first finished job that a lake does not have has waited for it; 0: the lake has all.';
+
 create or replace function penstock.stream_lags()
 returns table (stream text, group_id text, lag bigint, lag_s double precision, quarantined bigint)
 language sql

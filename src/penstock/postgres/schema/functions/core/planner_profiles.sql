@@ -45,7 +45,7 @@ as $$
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
                 'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys',
-                'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows'
+                'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in'
             ]
         ),
         (
@@ -68,7 +68,7 @@ as $$
         (
             'walk',
             array['enable_bitmapscan=off', 'enable_seqscan=off'],
-            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top', 'first_placed', 'first_deferred']
+            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top', 'first_placed', 'first_deferred', 'lake_lags']
         ),
         (
             'joined_walk',

@@ -131,3 +131,18 @@ as $$
     where job.id = p_id and lease.worker = p_worker
 $$;
 comment on function penstock.read_held(text, uuid) is 'One job that a worker holds, as claim gives it out. data is null when its text is too large.';
+
+create or replace function penstock.quarantined_in(p_xid xid8)
+returns table (name text, jobs bigint)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select job.name, count(*)
+    from penstock.archived_jobs as job
+    where job.xid = p_xid and job.reason = 'quarantined'
+    group by job.name
+$$;
+comment on function penstock.quarantined_in(xid8) is
+    'How many jobs of each type a transaction has quarantined: for the metrics of the process that called recover or quarantine_unreadable.';
