@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import structlog
 
 from penstock import Job, Jobs, Penstock, Settings, Status
 from penstock.core.serialization import Codec
@@ -81,13 +82,14 @@ async def test_a_job_that_is_stopped_before_its_first_step_frees_its_place_and_i
     harness.executor.submit(claimed, asyncio.get_running_loop().time())
     for job in claimed:  # no step of the loop in between
         harness.executor.cancel(job.id, reason)
-    await eventually(lambda: len(harness.results) == PLACES, "all results")
-    assert {result.id for result in harness.results} == {job.id for job in claimed}
-    if harness.kind != "thread":  # what is in a thread cannot be stopped
+    assert await harness.executor.finished(None), "no task is left, and not all jobs are settled"
+    assert sorted(result.id for result in harness.results) == sorted(job.id for job in claimed)
+    if harness.kind == "thread":  # what is in a thread cannot be stopped
+        await eventually(lambda: harness.executor.places[harness.kind] == (0, PLACES), "free places")
+    else:
         assert harness.entered == 0
         assert {(result.outcome, result.detail) for result in harness.results} == {(outcome, None)}
-    await eventually(lambda: harness.executor.room(harness.kind) == PLACES, "free places")
-    assert harness.executor.in_flight == 0
+    assert (harness.executor.places[harness.kind], harness.executor.in_flight) == ((0, PLACES), 0)
 
 
 async def test_a_job_that_is_lost_before_its_first_step_frees_its_place(harness: Harness) -> None:
@@ -95,8 +97,7 @@ async def test_a_job_that_is_lost_before_its_first_step_frees_its_place(harness:
     harness.executor.submit(claimed, asyncio.get_running_loop().time())
     ending = harness.executor.abandon([job.id for job in claimed])
     await asyncio.gather(*ending, return_exceptions=True)
-    await eventually(lambda: harness.executor.room(harness.kind) == PLACES, "free places")
-    assert (harness.executor.in_flight, harness.results) == (0, [])
+    assert (harness.executor.places[harness.kind], harness.executor.in_flight, harness.results) == ((0, PLACES), 0, [])
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["queue", "pool"])
@@ -300,9 +301,10 @@ async def test_jobs_whose_start_cannot_be_recorded_are_released(small: Penstock,
     harness = Shaped(small, "once", tmp_path)
     await harness.open()
     await sql.execute("alter function penstock.begin_jobs(uuid[], bigint[]) rename to begin_jobs_away")
-    await harness.submitted()
-    await eventually(lambda: len(harness.results) == PLACES, "the results", 60)
-    assert {result.outcome for result in harness.results} == {Outcome.RELEASED}
+    with structlog.testing.capture_logs() as logs:
+        await harness.submitted()
+        await eventually(lambda: "jobs_not_begun" in [entry["event"] for entry in logs], "the refusal of the database", 60)
+    assert [result.outcome for result in harness.results] == [Outcome.RELEASED] * PLACES
     assert harness.executor.in_flight == 0 and not harness.at_gate
     # The places are free.
     await sql.execute("alter function penstock.begin_jobs_away(uuid[], bigint[]) rename to begin_jobs")
