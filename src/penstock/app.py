@@ -35,8 +35,9 @@ from penstock.pools.administration import PoolAdministration
 from penstock.pools.pool import Pool
 from penstock.pools.service import new_member_id
 from penstock.postgres.context import Context
-from penstock.postgres.database import Database, lacks_rights
+from penstock.postgres.database import Database
 from penstock.postgres.migrate import Migrated, MigrationPlan
+from penstock.postgres.translation import lacks_rights
 from penstock.schedules.administration import ScheduleAdministration
 from penstock.schedules.schedule import Schedule, Tick
 from penstock.settings import Settings

@@ -21,7 +21,8 @@ from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.jobs.worked import BatchOptions, WorkedType
 from penstock.postgres.context import Context
-from penstock.postgres.database import Database, unless_refused
+from penstock.postgres.database import Database
+from penstock.postgres.translation import unless_refused
 from penstock.settings import Keep
 
 P = ParamSpec("P")

@@ -32,7 +32,8 @@ import asyncpg
 from penstock._version import __version__
 from penstock.core.logs import get_logger
 from penstock.errors import SchemaMismatch
-from penstock.postgres.database import Database, translate
+from penstock.postgres.database import Database
+from penstock.postgres.translation import translate
 
 log = get_logger("penstock.migrate")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from penstock.core.checks import check_flag, check_number
 from penstock.core.keys import KeyOf
 from penstock.errors import NotFound, PenstockError
-from penstock.postgres.database import lacks_rights
+from penstock.postgres.translation import lacks_rights
 from penstock.streams import queries as streams
 from penstock.streams.accumulator import Accumulator
 from penstock.streams.checks import check_start

@@ -22,7 +22,7 @@ from penstock.jobs.models import Executor, make_id
 from penstock.jobs.opening import open_value
 from penstock.jobs.records import parse_id
 from penstock.postgres.context import Context
-from penstock.postgres.database import unless_refused
+from penstock.postgres.translation import unless_refused
 from penstock.topics import queries as topics
 from penstock.topics.models import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicRecord
 from penstock.topics.subscription import Subscription, filter_text

@@ -16,7 +16,7 @@ import structlog
 import penstock
 from penstock import Fail, InvalidInput, Retry
 from penstock.core import logs
-from penstock.postgres.database import translate
+from penstock.postgres.translation import translate
 
 WARN = """
 log = get_logger("penstock.test")

@@ -21,7 +21,7 @@ as $$
 $$;
 comment on function penstock.held_clock() is 'Part of clock: the time that a test set, which counts only for the owner of the schema.';
 
--- In PL/pgSQL, whose plan is kept: almost every call asks for the time once, and a function in SQL is prepared anew for that in each
+-- In PL/pgSQL, whose plan is kept: almost every call asks for the time once, and a function in SQL is prepared for that in each
 -- transaction, which costs 30 microseconds. (The planner cannot write it out, since its body is volatile.)
 create or replace function penstock.clock()
 returns timestamptz
