@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from penstock.client.answers import reader
-from penstock.client.calls import Call
+from penstock.client.call import Call
 from penstock.errors import InvalidInput
 from penstock.jobs.models import make_id
 from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord

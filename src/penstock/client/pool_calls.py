@@ -11,7 +11,8 @@ import httpx
 import orjson
 
 from penstock.client.answers import json_of, reader, record_of
-from penstock.client.calls import Call, body_of, new_receipt, outside, quoted
+from penstock.client.call import Call, outside, quoted
+from penstock.client.calls import body_of, new_receipt
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, NewJob, make_id

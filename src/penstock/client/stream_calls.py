@@ -12,7 +12,7 @@ from uuid import UUID
 import orjson
 
 from penstock.client.answers import json_of, outcomes_of, reader, time_of
-from penstock.client.calls import Call, quoted, seconds_of
+from penstock.client.call import Call, quoted, seconds_of
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput

@@ -10,7 +10,7 @@ from uuid import UUID
 import orjson
 
 from penstock.client.answers import json_of, outcomes_of, reader
-from penstock.client.calls import Call, quoted
+from penstock.client.call import Call, quoted
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.jobs.models import make_id

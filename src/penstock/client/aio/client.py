@@ -28,7 +28,7 @@ from penstock.client.aio.pools import AsyncPool
 from penstock.client.aio.streams import AsyncStream
 from penstock.client.aio.topics import AsyncTopic
 from penstock.client.answers import unavailable
-from penstock.client.calls import Call
+from penstock.client.call import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result

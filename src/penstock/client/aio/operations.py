@@ -8,7 +8,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from penstock.client import operation_calls as calls
-from penstock.client.calls import AsyncSend
+from penstock.client.call import AsyncSend
 from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from penstock.client import pool_calls as calls
-from penstock.client.calls import AsyncSend, Call
+from penstock.client.call import AsyncSend, Call
 from penstock.jobs.models import Enqueued, KeyedJobOptions, NewJob
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 

@@ -10,7 +10,7 @@ import httpx
 
 from penstock.client import stream_calls
 from penstock.client.aio.sse import follow
-from penstock.client.calls import AsyncSend
+from penstock.client.call import AsyncSend
 from penstock.client.following import Following
 from penstock.client.stream_calls import MemberCalls
 from penstock.core.checks import check_time

@@ -12,7 +12,7 @@ import httpx
 from penstock.client import topic_calls
 from penstock.client.aio.sse import follow
 from penstock.client.aio.websocket import work
-from penstock.client.calls import AsyncSend
+from penstock.client.call import AsyncSend
 from penstock.client.deliveries import Delivery
 from penstock.client.following import Following
 from penstock.core.serialization import dump_json

@@ -25,7 +25,7 @@ import httpx
 
 from penstock.client import calls, pool_calls, stream_calls, topic_calls
 from penstock.client.answers import unavailable
-from penstock.client.calls import Call
+from penstock.client.call import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.client.sync.operations import Operations
 from penstock.client.sync.pools import Pool

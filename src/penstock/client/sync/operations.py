@@ -10,7 +10,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from penstock.client import operation_calls as calls
-from penstock.client.calls import Send
+from penstock.client.call import Send
 from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
 
 

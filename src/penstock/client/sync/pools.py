@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from penstock.client import pool_calls as calls
-from penstock.client.calls import Call, Send
+from penstock.client.call import Call, Send
 from penstock.jobs.models import Enqueued, KeyedJobOptions, NewJob
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from penstock.client import stream_calls
-from penstock.client.calls import Send
+from penstock.client.call import Send
 from penstock.client.following import Following
 from penstock.client.stream_calls import MemberCalls
 from penstock.client.sync.sse import follow

@@ -13,7 +13,7 @@ from uuid import UUID
 import httpx
 
 from penstock.client import topic_calls
-from penstock.client.calls import Send
+from penstock.client.call import Send
 from penstock.client.deliveries import Delivery
 from penstock.client.following import Following
 from penstock.client.sync.sse import follow
