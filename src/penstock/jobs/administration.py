@@ -14,9 +14,9 @@ from penstock.jobs import opening, type_queries
 from penstock.jobs import queries as jobs
 from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
-from penstock.jobs.enqueue import enqueue_many, new_job
+from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Enqueued, EnqueueOutcome, NewJob, NewJobOptions, make_id
+from penstock.jobs.models import Enqueued, EnqueueOutcome, NewJob, NewJobOptions, make_id, new_job
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.jobs.top import TopRecord, check_top, top
 

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_many, check_moment, check_names, check_number, check_span, check_texts
+from penstock.core.checks import check_many, check_moment, check_number, check_span, check_texts
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
 from penstock.jobs.checks import LONGEST_TIMEOUT
-from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, KeyedJobOptions, NewJob, NewJobOptions, make_id
+from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, NewJob, make_id
 from penstock.jobs.queries import JobColumns
 from penstock.jobs.records import parse_id
 from penstock.jobs.transactional import enqueue_through
@@ -150,12 +150,6 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> JobColumns
         texts("unique", [job.unique for job in new]),
         column([own_options(job) for job in new]),
     )
-
-
-def new_job(name: str, data: Any, options: KeyedJobOptions, key: str | None = None) -> NewJob:
-    """A job of a type with this payload, these options and, in a pool, this key. Raises `InvalidInput` for an unknown option."""
-    check_names(f"a job of {name}", options, NewJobOptions.__annotations__)
-    return NewJob(data, **options) if key is None else NewJob(data, key=key, **options)
 
 
 def own_options(job: NewJob) -> dict[str, Any] | None:

@@ -13,9 +13,9 @@ from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import type_queries
-from penstock.jobs.enqueue import enqueue_many, new_job
+from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
-from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions
+from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, new_job
 from penstock.jobs.options import Options
 from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.sync import SyncJobCall, SyncJobType

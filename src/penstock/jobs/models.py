@@ -12,6 +12,8 @@ from uuid import UUID
 import asyncpg.pgproto.pgproto
 import uuid_utils
 
+from penstock.core.checks import check_names
+
 Executor = Literal["auto", "thread", "process"]
 
 
@@ -95,6 +97,12 @@ class NewJobOptions(KeyedJobOptions, total=False):
 
     key: str | None
     priority: int
+
+
+def new_job(name: str, data: Any, options: KeyedJobOptions, key: str | None = None) -> NewJob:
+    """A job of a type with this payload, these options and, in a pool, this key. Raises `InvalidInput` for an unknown option."""
+    check_names(f"a job of {name}", options, NewJobOptions.__annotations__)
+    return NewJob(data, **options) if key is None else NewJob(data, key=key, **options)
 
 
 OWN_OPTIONS: Mapping[str, type] = {"max_attempts": int, "time_limit": timedelta, "unique_for": timedelta}

@@ -24,7 +24,7 @@ from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 
 # A job that waited longer than this share of its lease is released: too little time is left to run it.
 _LONGEST_WAIT = 0.25
-_MOST_IN_HAND = 100
+_MOST_ASKED_FOR = 100
 
 
 class _KeyQueue:
@@ -129,7 +129,7 @@ class KeyQueues:
         for key in keys:
             self._advance(key)
 
-    def in_hand(self) -> list[str]:
+    def running_low(self) -> list[str]:
         """Keys whose queues run low, so that the next claim may take more of their jobs before the held ones are settled.
 
         `submit` receives the jobs of that claim; it releases those that were claimed behind a queue that has closed meanwhile.
@@ -140,7 +140,7 @@ class KeyQueues:
         for key, queue in self._queues.items():
             if queue.half and not queue.closed and len(queue.waiting) <= queue.half:
                 self._asked_for[key] = queue
-                if len(self._asked_for) == _MOST_IN_HAND:
+                if len(self._asked_for) == _MOST_ASKED_FOR:
                     break
         return list(self._asked_for)
 

@@ -141,7 +141,7 @@ class KeySource:
             room,
             self._depth,
             self._after,
-            self._in_hand(),
+            self._running_low(),
             self._quantum_left,
             self._keys,
         )
@@ -306,8 +306,8 @@ class KeySource:
         """See `SlotUser`. Handlers have as long as before a handover to another worker."""
         return self._draining.holds(slot)
 
-    def _in_hand(self) -> list[str]:
-        return self._key_queues.in_hand() if self._depth > 1 else []
+    def _running_low(self) -> list[str]:
+        return self._key_queues.running_low() if self._depth > 1 else []
 
     def _room(self) -> int:
         # Key queues of slow keys hold jobs that the executor does not have; they must not grow without limit.

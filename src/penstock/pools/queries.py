@@ -97,7 +97,7 @@ async def claim(
     limit: int,
     depth: int,
     after: tuple[int, str] | None,
-    in_hand: Sequence[str],
+    held_keys: Sequence[str],
     quantum_left: int | None = None,
     keys: Sequence[str] | None = None,
 ) -> KeyedClaim:
@@ -116,7 +116,7 @@ async def claim(
         depth,
         slot,
         key,
-        _dump(dict.fromkeys(in_hand, 1)),
+        _dump(dict.fromkeys(held_keys, 1)),
         quantum_left,
         keys,
     )
