@@ -109,7 +109,7 @@ def test_a_failure_lets_others_pass_where_retries_skip() -> None:
 def test_what_was_claimed_past_a_job_that_runs_again_is_handed_back() -> None:
     bench = Bench()
     bench.submit(1, 2)
-    assert bench.queues.in_hand() == ["a"]
+    assert bench.queues.running_low() == ["a"]
     # The claim is under way; meanwhile 1 fails, and all of the queue is written.
     bench.end(1, Outcome.FAILED)
     bench.write_all()
@@ -122,7 +122,7 @@ def test_what_was_claimed_past_a_job_that_runs_again_is_handed_back() -> None:
 def test_what_was_claimed_past_a_queue_that_ended_well_runs() -> None:
     bench = Bench()
     bench.submit(1, 2)
-    assert bench.queues.in_hand() == ["a"]
+    assert bench.queues.running_low() == ["a"]
     bench.end(1)
     bench.end(2)
     bench.write_all()
@@ -130,11 +130,11 @@ def test_what_was_claimed_past_a_queue_that_ended_well_runs() -> None:
     assert bench.started == [1, 2, 3]
 
 
-def test_what_commits_late_goes_behind_what_is_in_hand_though_its_number_is_lower() -> None:
+def test_what_commits_late_goes_behind_what_is_held_though_its_number_is_lower() -> None:
     bench = Bench()
     bench.submit(1, 5, 7)
     bench.end(1)
-    assert bench.queues.in_hand() == ["a"]
+    assert bench.queues.running_low() == ["a"]
     bench.submit(8, 2)
     for n in (5, 7, 2):
         bench.end(n)
