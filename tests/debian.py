@@ -15,6 +15,8 @@ PACKAGES = {
     "gearman": "gearman-tools",
     "pgbouncer": "pgbouncer",
     "chromium": "chromium",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
 }
 """Programs, and the packages that they come with."""
 
@@ -22,7 +24,7 @@ PACKAGES = {
 def missing(*programs: str) -> str:
     """Why a test that needs these programs cannot run; empty when it can."""
     lacking = [program for program in programs if find(program) is None]
-    return f"needs {', '.join(PACKAGES[program] for program in lacking)} of Debian" if lacking else ""
+    return f"needs {', '.join(sorted({PACKAGES[program] for program in lacking}))} of Debian" if lacking else ""
 
 
 def find(program: str) -> str | None:

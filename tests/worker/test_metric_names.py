@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,15 @@ import pytest
 
 from penstock import Penstock
 from penstock.testing import TemporaryDatabases
+from tests.alert_rules import RULES, promtool_test, rules, series_of
+from tests.debian import find, missing
 from tests.http.http_server import serving
 from tests.http.stream_requests import append, create
 from tests.measured_worker import Running, measured_worker, value_of
 from tests.waiting import eventually
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCUMENT = (DEPLOY.parent / "docs" / "metrics.md").read_text()
 SHOP = """
 from penstock import Event, Penstock
 
@@ -137,3 +142,111 @@ def test_the_document_has_every_metric_and_no_other(scrapes: dict[str, str]) -> 
 
 def _first_columns(section: str) -> str:
     return "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+
+
+def used_names() -> dict[str, set[str]]:
+    """The metrics that the alert rules and the dashboard name, each with the labels by which it is selected or grouped."""
+    board = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
+    expressions = [rule["expr"] for rule in rules()]
+    expressions += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    expressions += [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
+    found: dict[str, set[str]] = {}
+    for expression in expressions:
+        for name, selected in re.findall(r"(penstock_[a-z_]+)(?:\{([^}]*)\})?", expression):
+            found.setdefault(name, set()).update(re.findall(r"([a-z]+) *=", selected))
+        if len(names := set(re.findall(r"penstock_[a-z_]+", expression))) == 1:
+            grouped = {label.strip() for by in re.findall(r"by \(([a-z, ]+)\)", expression) for label in by.split(",")}
+            found[names.pop()].update(grouped - {"instance"})
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(used_names()))
+def test_what_alerts_and_dashboards_name_is_in_a_scrape(scrapes: dict[str, str], name: str) -> None:
+    # Of what has no sample here (a pool whose rule fails) the family is declared.
+    shown = [text for text in scrapes.values() if re.search(rf"^{name}[ {{]|^# TYPE {name} ", text, re.M)]
+    assert shown, f"{name} is in no scrape"
+    lines = [line for text in shown for line in re.findall(rf"^{name}\{{(.*)\}} ", text, re.M)]
+    for label in used_names()[name] if lines else ():
+        assert all(re.search(rf'(^|,){label}="', line) for line in lines), f"{name} has no label {label}"
+
+
+needs_promtool = pytest.mark.skipif(bool(missing("promtool")), reason=missing("promtool"))
+LONG = "+0x120"
+CAUSES = {
+    "PenstockNobodyWorks": {'penstock_scale_ready{type="mail"}': f"3{LONG}", 'penstock_scale_workers{type="mail"}': f"0{LONG}"},
+    "PenstockJobsWaiting": {'penstock_queueing_delay_seconds{type="mail"}': "0+60x120"},
+    "PenstockJobsFailing": {
+        'penstock_jobs_settled_total{type="mail",outcome="retried"}': "0+2x120",
+        'penstock_jobs_settled_total{type="mail",outcome="succeeded"}': "0+1x120",
+    },
+    "PenstockJobsQuarantined": {'penstock_jobs_settled_total{type="mail",outcome="quarantined"}': "0+0x100 1+0x20"},
+    "PenstockKeysQuarantined": {'penstock_quarantined_keys{type="orders"}': f"1{LONG}"},
+    "PenstockPartitionsQuarantined": {'penstock_quarantined_partitions{stream="s",group="g"}': f"1{LONG}"},
+    "PenstockJobsRecovered": {"penstock_recovered_jobs_total": "0+0x115 2+0x5"},
+    "PenstockLagGrowing": {
+        'penstock_stream_lag_seconds{stream="s",group="g"}': "0+60x120",
+        'penstock_stream_lag_events{stream="s",group="g"}': "0+10x120",
+    },
+    "PenstockOldSnapshot": {"penstock_oldest_snapshot_seconds": "0+60x120"},
+    "PenstockLakeBehind": {'penstock_lake_behind_seconds{lake="lake"}': "0+60x120"},
+    "PenstockNotificationsLost": {'penstock_notifications_arrive{instance="w"}': f"0{LONG}"},
+    "PenstockDatabaseDown": {"penstock_database_up": f"0{LONG}"},
+}
+"""Series with which an alert fires, in the place of those that were scraped of the same metrics."""
+NEAR_MISSES = {
+    "no worker, but no job that waits": {
+        'penstock_scale_ready{type="mail"}': f"0{LONG}", 'penstock_scale_workers{type="mail"}': f"0{LONG}",
+    },
+    "a third of the attempts fails": {
+        'penstock_jobs_settled_total{type="mail",outcome="retried"}': "0+1x120",
+        'penstock_jobs_settled_total{type="mail",outcome="succeeded"}': "0+2x120",
+    },
+    "few attempts, which all fail": {'penstock_jobs_settled_total{type="mail",outcome="failed"}': "0+0x110 1+0x5 2+0x5"},
+    "a lag that shrinks": {
+        'penstock_stream_lag_seconds{stream="s",group="g"}': f"600{LONG}",
+        'penstock_stream_lag_events{stream="s",group="g"}': "10000-10x120",
+    },
+    "a transaction of four minutes": {"penstock_oldest_snapshot_seconds": "0+0x116 0+60x4"},
+    "a worker that starts": {'penstock_jobs_settled_total{type="mail",outcome="quarantined"}': "_x110 0+0x10"},
+}  # fmt: skip
+
+
+def with_cause(healthy: dict[str, str], cause: dict[str, str]) -> dict[str, str]:
+    names = {series.partition("{")[0] for series in cause}
+    return {series: values for series, values in healthy.items() if series.partition("{")[0] not in names} | cause
+
+
+@needs_promtool
+def test_the_rules_are_well_formed(tmp_path: Path) -> None:
+    promtool = find("promtool")
+    assert promtool is not None
+    done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {rule["alert"] for rule in rules()} == set(CAUSES)
+    # The example of a configuration, with a token that is there.
+    config = (RULES.parent / "prometheus.yaml").read_text().replace("/etc/prometheus/penstock.token", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "prometheus.yaml").write_text(config)
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    checked = subprocess.run(
+        [promtool, "check", "config", str(tmp_path / "prometheus.yaml")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert all({"summary", "action"} <= set(rule["annotations"]) for rule in rules())
+
+
+@needs_promtool
+def test_alerts_fire_for_their_cause_alone(scrapes: dict[str, str], tmp_path: Path) -> None:
+    named = {name for rule in rules() for name in re.findall("penstock_[a-z_]+", rule["expr"])}
+    healthy = {series: values for series, values in series_of(scrapes).items() if series.partition("{")[0] in named}
+    assert {series.partition("{")[0] for series in healthy} >= named - {"penstock_quarantined_keys"}
+    quiet = [(healthy, [])] + [(with_cause(healthy, near), []) for near in NEAR_MISSES.values()]
+    loud = [(with_cause(healthy, cause), [name]) for name, cause in CAUSES.items()]
+    begins = {'penstock_jobs_settled_total{type="mail",outcome="quarantined"}': "_x100 1+0x20"}
+    loud.append((with_cause(healthy, begins), ["PenstockJobsQuarantined"]))
+    assert promtool_test(tmp_path, [*quiet, *loud]) == ""
+
+
+@needs_promtool
+def test_promtool_says_when_an_alert_does_not_fire(tmp_path: Path) -> None:
+    assert "PenstockDatabaseDown" in promtool_test(tmp_path, [({"penstock_database_up": f"1{LONG}"}, ["PenstockDatabaseDown"])])
