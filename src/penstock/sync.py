@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.streams.sync import SyncStream
     from penstock.topics.models import TopicCounts
     from penstock.topics.sync import SyncTopic
+    from penstock.worker.doctor import Finding
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
 T = TypeVar("T")
@@ -475,6 +476,13 @@ class SyncPenstock:
             Conflict: It is of no fleet: its process ends in an orderly way by SIGTERM.
         """
         return self._loop.run(self._of.drain_worker(id))
+
+    def doctor(self) -> list[Finding]:
+        """What is wrong with the database and the workers, and what to do about it: what `penstock doctor` shows.
+
+        A database that does not answer, and a schema that does not fit, are findings. The application need not be open.
+        """
+        return self._loop.run(self._of.doctor())
 
     def fleets(self) -> list[FleetRecord]:
         """All fleets of workers on Spark, and how many of their workers are present."""

@@ -49,6 +49,7 @@ LOOK = [
     ("GET", "/v1/queued-jobs"),
     ("GET", "/v1/stats"),
     ("GET", "/v1/workers"),
+    ("GET", "/v1/doctor"),
     ("GET", "/metrics"),
 ]
 ENQUEUE = [("PUT", "/v1/jobs/a/random_id"), ("POST", f"/v1/jobs/a/{JOB}/replay"), ("POST", f"/v1/jobs/a/{JOB}/cancel")]

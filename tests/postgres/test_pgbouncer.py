@@ -16,6 +16,7 @@ from penstock import Batch, DatabaseUnavailable, Job, Penstock
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.testing import TemporaryDatabases
+from penstock.worker import doctor
 from tests.debian import find, missing
 from tests.http.http_calls import put
 from tests.http.http_server import free_port, serving
@@ -178,3 +179,17 @@ async def test_without_a_pooler_statements_are_prepared(url: str) -> None:
     assert rows[0][0] == 1
     assert not logs
     await database.close()
+
+
+async def test_the_doctor_says_that_the_pooler_swallows_notifications(
+    bouncer: int, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "NOTIFY_S", 1.0)
+    pooled = through(bouncer, url)
+    await eventually(lambda: connected(pooled), "PgBouncer")
+    await Penstock(url).migrate()
+    for listen_url, level in ((None, "problem"), (url, "ok")):
+        findings = await Penstock(pooled, settings=Settings(listen_url=listen_url)).doctor()  # type: ignore[arg-type]
+        (finding,) = [one for one in findings if one.check == "notifications"]
+        assert finding.level == level
+        assert level == "ok" or "PENSTOCK_LISTEN_URL" in str(finding.advice)

@@ -17,6 +17,7 @@ from penstock.postgres.database import Database
 from penstock.worker import doctor
 from penstock.worker.doctor import Finding, examine
 from tests.command_line import penstock
+from tests.http.http_server import TOKEN, serving
 from tests.waiting import eventually
 from tests.workers import Workers
 
@@ -178,10 +179,31 @@ async def test_a_lake_that_is_behind_is_found(database: Database, sql: asyncpg.C
     assert "keeps the archive from being pruned" in finding.message
 
 
-async def test_a_schema_of_another_version_is_the_only_finding(app: Penstock, database: Database) -> None:
+async def test_a_schema_of_another_version_is_the_only_finding(app: Penstock, database: Database, url: str) -> None:
     await database.fetch("update penstock.protocol set number = 1000, oldest = 1000")
     (finding,) = await examine(database)
     assert (finding.check, finding.level) == ("schema", "problem")
+    assert await app.doctor() == [finding]
+    # A command, too, says it as a finding, though it could not open the application.
+    for place, check in ((url, "schema"), ("postgresql://127.0.0.1:1/none", "database")):
+        run = await asyncio.to_thread(penstock, place, "doctor", "--json")
+        assert [(one["check"], one["level"]) for one in json.loads(run.stdout)] == [(check, "problem")] and run.returncode == 1
+
+
+async def test_a_server_says_what_it_finds_and_the_command_shows_it(app: Penstock, url: str) -> None:
+    await app.create_job_type("mail")
+    await app.enqueue("mail", {})
+
+    def over_http() -> None:
+        with serving(url) as served, served.client() as client:
+            found = client.get("/v1/doctor").json()
+            assert {one["check"] for one in found} >= {"schema", "workers", "vacuum", "notifications", "clock", "lakes"}
+            (problem,) = [one for one in found if one["level"] == "problem"]
+            assert "1 jobs of mail wait, and no worker works on this type" in problem["message"] and problem["advice"]
+            run = penstock("", "--server", served.base_url, "doctor", PENSTOCK_SERVER_TOKEN=f"admin.{TOKEN}")
+            assert run.returncode == 1 and problem["message"] in run.stdout, run.stderr
+
+    await asyncio.to_thread(over_http)
 
 
 def test_the_worst_finding_decides() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.streams.group_models import Lag
     from penstock.streams.models import Event, NewEvent, Position, Start, StreamSummary
     from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
+    from penstock.worker.doctor import Finding
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
 
@@ -132,6 +133,7 @@ class Backend(Protocol):
 
     async def job_types(self) -> list[JobTypeRecord]: ...
     async def leaders(self) -> list[LeaderRecord]: ...
+    async def doctor(self) -> list[Finding]: ...
     async def workers(self) -> list[WorkerRecord]: ...
     async def drain_worker(self, id: str) -> str: ...
     async def fleets(self) -> list[FleetRecord]: ...
@@ -228,12 +230,12 @@ def _app() -> Penstock:
 
 def require_database() -> None:
     """Raise `InvalidInput` when a server is configured."""
-    if _server():
+    if server_url():
         raise InvalidInput("this needs the database itself", hint="Leave --server out and unset PENSTOCK_SERVER_URL.")
 
 
 def _backend() -> Backend:
-    url = _server()
+    url = server_url()
     if url is None:
         return _app()
     from penstock.client import AsyncClient
@@ -241,5 +243,6 @@ def _backend() -> Backend:
     return AsyncClient(url, token=os.environ.get("PENSTOCK_SERVER_TOKEN") or None)
 
 
-def _server() -> str | None:
+def server_url() -> str | None:
+    """The URL of the server that is configured, by `--server` or the environment; None: commands use the database."""
     return os.environ.get("PENSTOCK_SERVER_URL") or None

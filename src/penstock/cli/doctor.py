@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import typer
 
-from penstock.app import Penstock
-from penstock.cli.backend import with_database
+from penstock.cli.backend import database_app, server_url, with_backend
 from penstock.cli.output import AsJson, out, print_json
-from penstock.worker.doctor import Finding, examine, worst
+from penstock.worker.doctor import Finding, worst
 
 _SHOWN = {"ok": "[green]ok[/green]      ", "warning": "[yellow]warning[/yellow] ", "problem": "[red]problem[/red] "}
 _PROBLEM, _WARNING = 1, 4
@@ -18,13 +19,24 @@ def add_to(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
+def _examine() -> list[Finding]:
+    """What the configured server finds, or else this process, from an app that is not open: its schema may not fit."""
+    if server_url() is not None:
+        return with_backend(lambda backend: backend.doctor())
+    app = database_app()
+
+    async def run() -> list[Finding]:
+        try:
+            return await app.doctor()
+        finally:
+            await app.close()
+
+    return asyncio.run(run())
+
+
 def doctor(as_json: AsJson = False) -> None:
     """Check everything that work depends on, and say what to do. Exit code: 0 fine, 1 problem, 4 warning."""
-
-    async def run(opened: Penstock) -> list[Finding]:
-        return await examine(await opened.database())
-
-    findings = with_database(run)
+    findings = _examine()
     if as_json:
         print_json(findings)
     else:

@@ -22,6 +22,7 @@ from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, NewJob, m
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.jobs.top import TopRecord, check_top
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
+from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 
@@ -197,6 +198,11 @@ def job_types() -> Call[list[JobTypeRecord]]:
 def leaders() -> Call[list[LeaderRecord]]:
     """The tasks of the leader."""
     return Call("GET", "/v1/leaders", reader(list[LeaderRecord]))
+
+
+def doctor() -> Call[list[Finding]]:
+    """What is wrong."""
+    return Call("GET", "/v1/doctor", reader(list[Finding]))
 
 
 def workers() -> Call[list[WorkerRecord]]:

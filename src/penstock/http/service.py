@@ -25,6 +25,7 @@ from penstock.http.settings import HttpSettings
 from penstock.jobs import http_queries as http
 from penstock.jobs.records import JobCounts
 from penstock.postgres.database import Database
+from penstock.worker.doctor import examine
 from penstock.worker.exposition import DatabaseGauges
 
 _CALL_TIMEOUT_S = 10.0
@@ -60,6 +61,7 @@ class Service:
         metrics.places.set(settings.max_live)
         self._counts = Kept(app.counts)
         self.gauges = DatabaseGauges(database)
+        self.examination = Kept(lambda: examine(database))
         self._rates = Kept(lambda: http.job_rates(database))
 
     def add(self, part: P) -> P:

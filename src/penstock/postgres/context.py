@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from penstock.core.blocking import BackgroundLoop, without_loop
@@ -135,20 +136,22 @@ class Context:
 
     async def migrate(self, *, timeout: timedelta = timedelta(0)) -> Migrated:
         """Bring the schema to this version."""
-        database = Database(await self.start_server(), self.settings)
-        await database.open()
-        try:
+        async with self.unchecked() as database:
             await database.answering(timeout)
             return await migrate.migrate(database)
-        finally:
-            await database.close()
 
     async def plan_migration(self) -> MigrationPlan:
         """What a migration would change."""
+        async with self.unchecked() as database:
+            return await migrate.plan(database)
+
+    @asynccontextmanager
+    async def unchecked(self) -> AsyncIterator[Database]:
+        """A database of its own, whose schema may be missing or of another version, and which may not answer."""
         database = Database(await self.start_server(), self.settings)
         await database.open()
         try:
-            return await migrate.plan(database)
+            yield database
         finally:
             await database.close()
 

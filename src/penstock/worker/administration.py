@@ -9,6 +9,7 @@ from penstock.core.checks import check_text
 from penstock.errors import InvalidInput
 from penstock.postgres.context import Context, Declarations
 from penstock.worker import fleets
+from penstock.worker.doctor import Finding, examine
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
 
@@ -89,6 +90,14 @@ class WorkerAdministration(Declarations):
         """
         check_text("id", id)
         return await fleets.drain_worker(await self.context.database(), id)
+
+    async def doctor(self) -> list[Finding]:
+        """What is wrong with the database and the workers, and what to do about it: what `penstock doctor` shows.
+
+        A database that does not answer, and a schema that does not fit, are findings. The application need not be open.
+        """
+        async with self.context.unchecked() as database:
+            return await examine(database)
 
     async def fleets(self) -> list[FleetRecord]:
         """All fleets of workers on Spark, and how many of their workers are present."""

@@ -40,6 +40,7 @@ from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
+from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 
@@ -155,6 +156,10 @@ class AsyncClient:
     async def leaders(self) -> list[LeaderRecord]:
         """Those tasks of the leader that the user may see."""
         return await self._send(calls.leaders())
+
+    async def doctor(self) -> list[Finding]:
+        """What is wrong with the database and the workers, and what to do about it, as the server sees it."""
+        return await self._send(calls.doctor())
 
     async def workers(self) -> list[WorkerRecord]:
         """Those workers that the user may see."""

@@ -45,6 +45,7 @@ from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.jobs.models import Settlement as JobSettlement
 from penstock.postgres.database import Database
 from penstock.worker import fleets
+from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 
 api = router("workers")
@@ -149,6 +150,16 @@ async def drain_fleet(name: FleetName, user: User, database: OpenDatabase, path:
     """Let the workers of a fleet finish what they run, and end."""
     user.require_all(path)
     await fleets.drain(database, name)
+
+
+@api.get("/v1/doctor", dependencies=[READ])
+async def doctor(user: User, service: CurrentService, path: Instance) -> list[Finding]:
+    """What is wrong with the database and the workers, and what to do about it; at most some seconds old.
+
+    The clock that it compares with the database's, and the listener that waits for a notification, are the server's.
+    """
+    user.require_all(path)
+    return await service.with_time_limit(service.examination())
 
 
 @api.post("/v1/workers/{id}/heartbeat", dependencies=[WORK])
