@@ -55,9 +55,11 @@ async def test_a_failed_run_is_retried_archived_shown_and_replayed(app: Penstock
     await sql.execute(DUE, "report", "job")
     due = await sql.fetchval("update penstock.schedules set kind = 'cron', spec = '0 4 * * * UTC' returning next_at")
     async with running_worker(app):
-        record = await noted(app, "report", "failed")
         # A run that was due already does not wait for the declaration.
         await eventually(lambda: is_declared(app, "report"), "the declaration")
+        [declared] = [each for each in await app.job_types() if each.name == "report"]
+        assert declared.max_attempts == 2
+        record = await noted(app, "report", "failed")
         assert (record.runs_as, record.last_at, record.last_error) == ("job", due, "ValueError: no takings")
         assert record.last_started_at is not None and record.last_finished_at is not None and record.last_worker is not None
         assert record.next_at is not None and record.next_at > due
@@ -87,8 +89,13 @@ async def test_a_run_in_place_shows_its_outcome_too(app: Penstock, sql: Sql, per
             raise ValueError("no pulse")
 
     app.timer(every=timedelta(milliseconds=50), name="beat", per_worker=per_worker, as_job=None if per_worker else False)(beat)
+    async def ended() -> str | None:
+        found = [one for one in await app.list_schedules() if one.name == "beat"]
+        return found[0].last_outcome if found and found[0].last_outcome != "in-progress" else None
+
     async with running_worker(app):
-        record = await noted(app, "beat", "failed")
+        assert await eventually(ended, "an outcome") == "failed"
+        record = await record_of(app, "beat")
         assert (record.runs_as, record.job_id) == ("per-worker" if per_worker else "in-place", None)
         assert record.last_error == "ValueError: no pulse"
         fails = False
