@@ -80,7 +80,7 @@ async def each_ended_once(sql: Sql, ids: list[Any]) -> None:
 
 
 async def test_a_pool_whose_keys_move_while_jobs_are_cancelled(small: Penstock, sql: Sql, dice: random.Random) -> None:
-    """Jobs are cancelled, and keys move to workers that come and go, at any point of the jobs' lives."""
+    """Jobs are cancelled, and keys move or are lost to workers that come and go, at any point of the jobs' lives."""
     at_gate: set[Any] = set()
     gate = asyncio.Event()
 
@@ -91,7 +91,7 @@ async def test_a_pool_whose_keys_move_while_jobs_are_cancelled(small: Penstock, 
         at_gate.add(job.id)
         await gate.wait()
 
-    pool = small.pool("work", slots=16, backoff=QUICK, max_attempts=50)
+    pool = small.pool("work", slots=16, backoff=QUICK, max_attempts=1_000)
     pool.job(work)
     async with Workers(small) as workers:
         settled = asyncio.Event()
@@ -100,6 +100,12 @@ async def test_a_pool_whose_keys_move_while_jobs_are_cancelled(small: Penstock, 
             while not settled.is_set():
                 other = await workers.add()
                 await some_steps(dice)
+                if dice.random() < 0.5:
+                    # As a member that was declared dead finds it: its slots are gone, and its jobs are others'.
+                    owners = sorted({slot.owner for slot in await pool.slots()} - {None}, key=str)
+                    for owner in owners[:1]:
+                        await sql.execute("select penstock.leave_group('work', $1)", owner)
+                    await some_steps(dice)
                 await workers.remove(other)
 
         moving = asyncio.create_task(come_and_go())
@@ -115,6 +121,35 @@ async def test_a_pool_whose_keys_move_while_jobs_are_cancelled(small: Penstock, 
         full = {(await small.enqueue("work", "full", key=f"k{n}")).id for n in range(PLACES)}
         await eventually(lambda: at_gate >= full, "a job at each place", 60)
         gate.set()
+
+
+async def test_a_pool_whose_keys_are_lost_has_its_keys_and_its_places_again(small: Penstock, sql: Sql) -> None:
+    """The worker is declared dead while a job runs at each place, and others wait behind them."""
+    at_gate: list[Any] = []
+    stopped: list[Any] = []
+    gate = asyncio.Event()
+    pool = small.pool("work", slots=16, backoff=QUICK)
+
+    @pool.job
+    async def work(job: Job[Any]) -> None:
+        at_gate.append(job.id)
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            stopped.append(job.id)
+            raise
+
+    async with Workers(small):
+        receipts = await pool.enqueue_many([(f"k{number}", number) for _ in range(3) for number in range(PLACES)])
+        await eventually(lambda: len(at_gate) == PLACES, "a job at each place")
+        (owner,) = {slot.owner for slot in await pool.slots()}
+        await sql.execute("select penstock.leave_group('work', $1), penstock.tell_member('work', $1)", owner)
+        await eventually(lambda: len(stopped) == PLACES, "the end of the handlers whose jobs were lost")
+        await eventually(lambda: len(at_gate) == 2 * PLACES, "a job at each place again")
+        assert sorted(at_gate[PLACES:]) == sorted(stopped), "the jobs that ran, in the order of their keys"
+        gate.set()
+        await eventually(lambda: over(small), "the end of all jobs", 60)
+        await each_ended_once(sql, [receipt.id for receipt in receipts])
 
 
 async def test_a_program_that_pulls_jobs_and_is_interrupted(small: Penstock, sql: Sql, dice: random.Random) -> None:
