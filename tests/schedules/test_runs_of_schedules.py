@@ -89,6 +89,7 @@ async def test_a_run_in_place_shows_its_outcome_too(app: Penstock, sql: Sql, per
             raise ValueError("no pulse")
 
     app.timer(every=timedelta(milliseconds=50), name="beat", per_worker=per_worker, as_job=None if per_worker else False)(beat)
+
     async def ended() -> str | None:
         found = [one for one in await app.list_schedules() if one.name == "beat"]
         return found[0].last_outcome if found and found[0].last_outcome != "in-progress" else None
