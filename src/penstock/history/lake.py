@@ -51,7 +51,7 @@ class Lake:
 
     @property
     def checkpoint(self) -> str:
-        """Location of the checkpoint of the pipeline that feeds the lake."""
+        """Location of the checkpoint of the pipeline that fills the lake."""
         return f"{self.uri}/_checkpoint"
 
     def staging(self, batch: int, kind: str) -> str:

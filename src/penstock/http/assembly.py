@@ -27,7 +27,7 @@ class Assembly:
         app: An open app.
         database: Its database.
         authenticator: Decides who comes in.
-        settings: Of the server.
+        settings: Settings of the server.
         listener: Receives the notifications to this process.
         meter: Of this process.
     """
@@ -77,6 +77,6 @@ class Assembly:
         self._memberships.subscribe(notifications)
 
     def jobs_ready(self) -> None:
-        """Jobs became ready: let those who wait for some look."""
+        """Jobs became ready: let the requests that wait for some look."""
         self._claims.wake_all()
         self._deliveries.wake()

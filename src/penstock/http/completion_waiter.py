@@ -78,7 +78,7 @@ class CompletionWaiter:
                     if id not in there:
                         for event in self._waiting.pop(id, ()):
                             event.set()
-            # Short at first, for those who wait for quick jobs; longer while nothing new is waited for.
+            # Short at first, for requests that wait for quick jobs; longer while nothing new is waited for.
             await asyncio.sleep(self._pause)
             self._pause = min(self._pause * 1.2, _LONGEST_S)
 

@@ -37,7 +37,7 @@ class Scaling:
     """The load of all types, at most some seconds old.
 
     Args:
-        database: Where.
+        database: Database to read from.
         kept_s: How long a reading is kept at least.
     """
 

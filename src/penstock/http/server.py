@@ -141,7 +141,7 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
     """Run the server until SIGTERM or Ctrl-C.
 
     Args:
-        settings: Of the server.
+        settings: Settings of the server.
         announce: Called with lines for the person who starts it; a generated token is in one of them, and nowhere else.
 
     Raises:

@@ -40,7 +40,7 @@ class Service:
         app: An open app.
         database: Its database.
         authenticator: Decides who comes in.
-        settings: Of the server.
+        settings: Settings of the server.
         metrics: Counters.
     """
 

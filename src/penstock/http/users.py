@@ -42,7 +42,7 @@ class Users:
     the first request pays for Argon2; a changed or removed user no longer matches.
 
     Args:
-        database: Where.
+        database: Database to read from.
     """
 
     def __init__(self, database: Database) -> None:

@@ -48,7 +48,7 @@ class Ran:
 
 
 class Pipeline:
-    """Feeds one lake.
+    """Fills one lake.
 
     Args:
         spark: A session.

@@ -28,6 +28,8 @@ REPLACED = {
     "doors?": "entry, route, authenticator",
     "seats?": "membership",
     "appenders?": "accumulator, producer",
+    "feeds": "broadcasts",
+    "put aside|puts aside": "quarantined, dead-lettered",
     "set aside": "quarantined, archived as failed",
     "run_ahead": "prefetch_per_key",
     "made up for": "caught up",

@@ -21,7 +21,7 @@ class Appends:
     """Appends for all requests of this process.
 
     Args:
-        database: Where.
+        database: Database to append to.
     """
 
     def __init__(self, database: Database) -> None:

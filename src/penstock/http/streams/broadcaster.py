@@ -1,6 +1,6 @@
-"""Following streams: what is appended is read once for all who follow a stream in this process.
+"""Following streams: what is appended is read once for all followers of a stream in this process.
 
-A feed reads the end of one stream, woken by notifications, and keeps its newest events ready, as JSON, up to a few
+A broadcast reads the end of one stream, woken by notifications, and keeps its newest events ready, as JSON, up to a few
 mebibytes. A follower that keeps up takes them from there; one that lags reads from the database by itself until it has caught
 up. So a thousand followers cost one read for an event that comes, and a slow one costs no memory.
 """
@@ -32,11 +32,11 @@ _POLL_S = 1.0
 _LOOK_FOR_GROWTH_EVERY_S = 5.0
 
 
-class Feed:
+class Broadcast:
     """The newest events of one stream.
 
     Args:
-        database: Where.
+        database: Database to read from.
         record: The stream.
         channel: What this process listens on.
     """
@@ -66,7 +66,7 @@ class Feed:
         return [piece for piece in pieces if piece.next > offset]
 
     def wake(self) -> None:
-        """Tell all who wait to look."""
+        """Let all followers look."""
         for event in self.waiting:
             event.set()
 
@@ -96,7 +96,7 @@ class Feed:
                 self.wake()
                 return
             except PenstockError as error:
-                log.warning("feed_failed", stream=self.record.name, error=error)
+                log.warning("broadcast_failed", stream=self.record.name, error=error)
                 await self.polling.back_off()
 
     async def _announce(self) -> None:
@@ -129,20 +129,20 @@ class Feed:
 
 
 class Follower:
-    """One who follows a stream.
+    """A follower of a stream.
 
     Args:
-        database: Where.
-        feed: Of the stream.
+        database: Database to read from.
+        broadcast: The newest events of the stream.
         at: Where it is in each partition; goes on as events are taken.
         grows: Whether partitions that come later are followed as well.
     """
 
-    def __init__(self, database: Database, feed: Feed, at: dict[int, int], grows: bool) -> None:
+    def __init__(self, database: Database, broadcast: Broadcast, at: dict[int, int], grows: bool) -> None:
         self.at = at
         self.event = asyncio.Event()
         self._database = database
-        self._feed = feed
+        self._broadcast = broadcast
         self._grows = grows
 
     async def next(self, within: float) -> list[Piece]:
@@ -153,55 +153,55 @@ class Follower:
             NotFound: The stream was dropped.
         """
         self.event.clear()
-        self._feed.check()
+        self._broadcast.check()
         behind = self._behind()
         if not behind:
             await wait_for_event(self.event, within)
-            self._feed.check()
+            self._broadcast.check()
             behind = self._behind()
         found: list[Piece] = []
         missing: dict[int, int] = {}
         for partition in behind:
-            ready = self._feed.ready(partition, self.at[partition])
+            ready = self._broadcast.ready(partition, self.at[partition])
             if ready is None:
                 missing[partition] = self.at[partition]
             else:
                 found += [piece.since(self.at[partition]) for piece in ready]
         if missing:
-            found += pieces_of(self._feed.record, await self._read(missing), self.at)
+            found += pieces_of(self._broadcast.record, await self._read(missing), self.at)
         for piece in found:
             self.at[piece.partition] = max(self.at[piece.partition], piece.next)
         return found
 
     async def _read(self, wanted: dict[int, int]) -> list[Chunk]:
         try:
-            record = self._feed.record
+            record = self._broadcast.record
             return await streams.read_chunks(self._database, record.name, wanted, _LIMIT, _AT_ONCE_BYTES, id=record.id)
         except DatabaseUnavailable as error:
             # It comes back, and a browser would not when it were refused meanwhile.
-            log.warning("read_failed", stream=self._feed.record.name, error=error)
+            log.warning("read_failed", stream=self._broadcast.record.name, error=error)
             await asyncio.sleep(random.uniform(0.2, 0.6))
             return []
 
     def _behind(self) -> list[int]:
         if self._grows:
-            for partition in self._feed.ends.keys() - self.at.keys():
+            for partition in self._broadcast.ends.keys() - self.at.keys():
                 self.at[partition] = 0
-        return [partition for partition, at in self.at.items() if at < self._feed.ends.get(partition, 0)]
+        return [partition for partition, at in self.at.items() if at < self._broadcast.ends.get(partition, 0)]
 
 
 @dataclass(slots=True)
 class _Running:
-    feed: Feed
+    broadcast: Broadcast
     task: asyncio.Task[None]
     followers: int = 0
 
 
 class Broadcaster:
-    """The feeds of one process; a feed runs while a client follows it.
+    """The broadcasts of one process; a broadcast runs while a client follows it.
 
     Args:
-        database: Where.
+        database: Database to read from.
         channel: What this process listens on.
         stopping: Set when the server stops.
     """
@@ -218,13 +218,13 @@ class Broadcaster:
 
     def _came(self, notification: Notification) -> None:
         for running in self._running.values():
-            if notification.kind is Kind.CONNECTED or notification.subject == str(running.feed.record.id):
-                running.feed.polling.wake()
+            if notification.kind is Kind.CONNECTED or notification.subject == str(running.broadcast.record.id):
+                running.broadcast.polling.wake()
 
     def stop(self) -> None:
-        """Wake all who wait."""
+        """Wake all followers."""
         for running in self._running.values():
-            running.feed.wake()
+            running.broadcast.wake()
 
     async def close(self) -> None:
         """Take back that this process waits for events."""
@@ -232,23 +232,23 @@ class Broadcaster:
             await streams.stop_waiting(self._database, self._channel)
 
     @asynccontextmanager
-    async def waiting(self, record: StreamRecord, event: asyncio.Event) -> AsyncIterator[Feed]:
-        """The feed of a stream, which sets the event when something came."""
+    async def waiting(self, record: StreamRecord, event: asyncio.Event) -> AsyncIterator[Broadcast]:
+        """The broadcast of a stream, which sets the event when something came."""
         running = self._running.get(record.name)
-        if running is None or running.feed.record.id != record.id:
-            feed = Feed(self._database, record, self._channel)
-            running = _Running(feed, asyncio.create_task(feed.run(), name="penstock-feed"))
+        if running is None or running.broadcast.record.id != record.id:
+            broadcast = Broadcast(self._database, record, self._channel)
+            running = _Running(broadcast, asyncio.create_task(broadcast.run(), name="penstock-broadcast"))
             before, self._running[record.name] = self._running.get(record.name), running
             if before is not None:
-                before.feed.wake()
+                before.broadcast.wake()
         running.followers += 1
-        running.feed.waiting.add(event)
+        running.broadcast.waiting.add(event)
         if self._stopping.is_set():
             event.set()
         try:
-            yield running.feed
+            yield running.broadcast
         finally:
-            running.feed.waiting.discard(event)
+            running.broadcast.waiting.discard(event)
             running.followers -= 1
             if running.followers == 0:
                 if self._running.get(record.name) is running:
@@ -260,7 +260,7 @@ class Broadcaster:
     async def following(self, record: StreamRecord, at: Mapping[int, int], *, grows: bool = False) -> AsyncIterator[Follower]:
         """Follow a stream from these offsets on."""
         event = asyncio.Event()
-        async with self.waiting(record, event) as feed:
-            follower = Follower(self._database, feed, dict(at), grows)
+        async with self.waiting(record, event) as broadcast:
+            follower = Follower(self._database, broadcast, dict(at), grows)
             follower.event = event
             yield follower

@@ -23,7 +23,7 @@ from penstock.core.records import raw_list
 from penstock.errors import NotFound, OffsetGone
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
-from penstock.http.streams.broadcaster import Broadcaster, Feed
+from penstock.http.streams.broadcaster import Broadcast, Broadcaster
 from penstock.http.streams.events import Piece, for_group, piece_of
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
@@ -94,8 +94,8 @@ class Memberships:
     """What members over HTTP ask for.
 
     Args:
-        database: Where.
-        feeds: Tell when events came.
+        database: Database of the streams.
+        broadcaster: Tells when events came.
         listener: Listens for this process.
         stopping: Set when the server stops.
         grace_s: Seconds that a member has to finish a partition that is to go to another.
@@ -105,7 +105,7 @@ class Memberships:
     def __init__(
         self,
         database: Database,
-        feeds: Broadcaster,
+        broadcaster: Broadcaster,
         listener: Listener,
         stopping: asyncio.Event,
         grace_s: float,
@@ -113,7 +113,7 @@ class Memberships:
     ) -> None:
         self._meter = meter
         self._database = database
-        self._feeds = feeds
+        self._broadcaster = broadcaster
         self._listener = listener
         self._stopping = stopping
         self._grace_s = grace_s
@@ -204,7 +204,7 @@ class Memberships:
 
         Args:
             member: The member.
-            session: Of its membership.
+            session: Session of its membership.
             asked: What it asks for.
             within: Seconds to wait.
             gone: Whether the client has left.
@@ -216,7 +216,7 @@ class Memberships:
         deadline = time.monotonic() + within
         waiter = _Waiter()
         known: set[int] = set()
-        async with self._listening(member, waiter), self._feeds.waiting(member.stream, waiter.event) as feed:
+        async with self._listening(member, waiter), self._broadcaster.waiting(member.stream, waiter.event) as broadcast:
             while True:
                 waiter.stirred = False
                 held, dead_after_s = await self._beat(member, session, asked.busy)
@@ -228,7 +228,7 @@ class Memberships:
                     return Reading(held.partitions, held.revoked, found.batches), found.events
                 known = set(asked.busy) & set(held.revoked)
                 pause = _LATER_S if found.later else dead_after_s / _BEATS_IN_DEAD_AFTER * random.uniform(0.7, 1.0)
-                await waiter.wait(feed, found.at, min(left, pause), self._stopping)
+                await waiter.wait(broadcast, found.at, min(left, pause), self._stopping)
 
     async def _find(self, member: GroupMember, held: HeldPartitions, asked: ReadRequest) -> _Found:
         wanted = {slot: epoch for slot, epoch in held.partitions.items() if slot not in held.revoked and slot not in asked.busy}
@@ -354,11 +354,11 @@ class _Waiter:
         self.stirred = True
         self.event.set()
 
-    async def wait(self, feed: Feed, at: Mapping[int, int], within: float, stopping: asyncio.Event) -> None:
+    async def wait(self, broadcast: Broadcast, at: Mapping[int, int], within: float, stopping: asyncio.Event) -> None:
         until = time.monotonic() + within
         while (rest := until - time.monotonic()) > 0:
             self.event.clear()
-            came = any(feed.ends.get(partition, 0) > offset for partition, offset in at.items())
+            came = any(broadcast.ends.get(partition, 0) > offset for partition, offset in at.items())
             if came or self.stirred or stopping.is_set():
                 return
             await wait_for_event(self.event, rest)

@@ -93,7 +93,7 @@ class Deliveries:
         """Subscribe a connection. From now on copies come to its buffer.
 
         Args:
-            buffer: Of the connection.
+            buffer: Buffer of the connection.
             since: The latest message that it saw; None: begin with what comes, and what the topic keeps.
             last: The one that it saw last, when that is an older one that came late.
 
@@ -157,7 +157,7 @@ class Deliveries:
         self._completer.settle(_settlement(copy, outcome, detail))
 
     def room_made(self) -> None:
-        """An buffer was emptied."""
+        """A buffer was emptied."""
         self.fetcher.wake()
 
     def subscribe(self, notifications: Notifications) -> None:

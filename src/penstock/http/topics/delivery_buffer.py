@@ -34,7 +34,7 @@ class Copy:
         attempt: Which delivery this is, from 1.
         late: Whether it comes out of turn: it was put off, or is tried again.
         seq: Sequence number of the message.
-        id: Of the message.
+        id: Id of the message.
         body: The message as JSON.
     """
 

@@ -87,7 +87,7 @@ create sequence penstock.lease_id as bigint;
 comment on sequence penstock.lease_id is 'Numbers leases; a number is never used twice, so it can fence.';
 
 create sequence penstock.place_ticket as bigint;
-comment on sequence penstock.place_ticket is 'Orders those who wait for a place of a limit.';
+comment on sequence penstock.place_ticket is 'Orders the workers that wait for a place of a limit.';
 
 create table penstock.jobs (
     name text primary key,
@@ -384,7 +384,7 @@ comment on table penstock.place_waiters is
 comment on column penstock.place_waiters.name is 'The job type.';
 comment on column penstock.place_waiters.worker is 'The claimant: a worker, or a member of the pool.';
 comment on column penstock.place_waiters.channel is 'It listens on penstock_<channel>.';
-comment on column penstock.place_waiters.ticket is 'Its place among those who wait.';
+comment on column penstock.place_waiters.ticket is 'Its place among the workers that wait.';
 comment on column penstock.place_waiters.since is 'When it last said that it waits.';
 comment on column penstock.place_waiters.offered_at is 'Since when a place is kept for it; null: none is.';
 

@@ -117,13 +117,13 @@ begin
     end if;
     -- Two at a time would write the same rows of the catalogue.
     perform pg_advisory_xact_lock(hashtext('penstock.grant_access'));
-    -- From nothing, so that less access than before takes something away.
+    -- All rights are revoked first, so that less access than before takes rights away.
     perform penstock.revoke_all(p_role);
     execute format('grant usage on schema penstock to %I', p_role);
     execute format('grant select on all tables in schema penstock to %I', p_role);
     -- No role may read hashes of secrets.
     execute format('revoke all on penstock.users from %I', p_role);
-    -- What is on its way is of concern to its transaction alone.
+    -- Rows that are being loaded concern their transaction alone.
     execute format('revoke all on penstock.loaded_chunks from %I', p_role);
     -- Days of the archive and segments of streams belong to the owner, whichever role makes them.
     execute format('alter default privileges for role %I in schema penstock grant select on tables to %I', owner, p_role);
@@ -184,7 +184,7 @@ declare
     given record;
 begin
     revoke execute on all functions in schema penstock from public;
-    -- A role that was dropped took its rights along, and a new one of the same name has to be given them again.
+    -- The rights of a role end with the role: a new role of the same name has to be given them again.
     delete from penstock.access_grants
     where not exists (
         select

@@ -85,7 +85,7 @@ language plpgsql
 immutable
 as $$
 begin
-    -- "." and ".." are no parts of a URL's path: clients take them away.
+    -- "." and ".." are no parts of a URL's path: clients remove them.
     if p_name is null or p_name !~ '^(?![.]{1,2}$)[^[:space:]/[:cntrl:]]{1,200}$' or starts_with(p_name, 'job_') then
         raise exception 'invalid job type name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400',

@@ -135,7 +135,7 @@ begin
             perform penstock.refuse_plain_events(stream, new.data::json[], new.bytes);
         exception
             when data_exception then
-                -- No JSON, and so no envelope.
+                -- It is not JSON, and so not an envelope.
                 perform penstock.refuse_plain_events(stream, array['0'::json], null);
         end;
     end if;
@@ -179,7 +179,7 @@ returns boolean
 language sql
 stable
 as $$
-    -- In a type that never was encrypted, a document that looks like an envelope is what it is. The type of a subscriber may be gone.
+    -- In a type that never was encrypted, a document that looks like an envelope is an ordinary document. The type of a subscriber may be gone.
     select coalesce((select jobs.encrypted_at is not null from penstock.jobs where jobs.name = p_name), true)
         and (
             penstock.is_envelope(p_data)

@@ -252,7 +252,7 @@ begin
             continue;
         end if;
         columns := columns || case
-            -- What a topic gave to many stands once, with the message.
+            -- The payload of copies of a message is stored once, with the message.
             when wanted = 'data' and p_relation = 'queued_jobs'
                 then 'coalesce(penstock.shown(case when message is null then data else penstock.payload(message) end), ''null'') as data'
             when p_relation = 'queued_jobs' and column_type = 'timestamp with time zone'

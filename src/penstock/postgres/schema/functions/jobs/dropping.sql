@@ -3,7 +3,7 @@
 -- A call refuses what would cost work: jobs that wait, unless it is forced, and jobs that run. It cannot see the jobs of other transactions
 -- that are not committed yet, and an enqueue locks nothing of its type that a drop could wait for. So the name of a dropped type stays in
 -- dropped_types for an hour, and until each transaction that wrote before has ended; until then maintenance archives as cancelled what is
--- enqueued by those who saw the type before, unless it has been created again.
+-- enqueued by transactions that saw the type before, unless it has been created again.
 
 create or replace function penstock.refuse_drop(p_name text)
 returns void

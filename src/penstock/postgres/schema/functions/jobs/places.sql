@@ -101,7 +101,7 @@ begin
     where waiter.worker <> all (freed.holders);
 end
 $$;
-comment on function penstock.announce_places(bigint[], integer[]) is 'Part of close_leases: notifies those who wait longest for the places that it frees.';
+comment on function penstock.announce_places(bigint[], integer[]) is 'Part of close_leases: notifies the workers that wait longest for the places that it frees.';
 
 create or replace function penstock.next_place(job_type penstock.jobs, p_ahead integer, p_moment timestamptz)
 returns double precision

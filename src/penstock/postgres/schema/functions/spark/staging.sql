@@ -316,7 +316,7 @@ begin
     queued := 0;
     known := 0;
     if noted <> '{}' and p_rows > 0 then
-        -- One look at everything: how many there are, what has to go the careful way, and what the rules of enqueue refuse.
+        -- One look at everything: how many there are, what has to be enqueued with checks of its own, and what the rules of enqueue refuse.
         select
             coalesce(jsonb_object_agg(by_type.name, by_type.jobs), '{}'),
             coalesce(bool_or(by_type.careful), false) or exists (select from penstock.pools where noted ? pools.name)

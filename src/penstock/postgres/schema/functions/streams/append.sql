@@ -33,7 +33,7 @@ declare
     firsts integer[];
     lasts integer[];
     befores bigint[];
-    -- Planned each time, since segments come and go; so it is as plain as can be.
+    -- It is planned with each call, since segments come and go, so it is as simple as possible.
     statement constant text := $insert$
         insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
         select

@@ -113,7 +113,7 @@ begin
             array_agg(penstock.shown_time(event.happened_at) order by event.event_offset) as times,
             array_agg(
                 (
-                    -- For the group that put it aside, and no other: those that have seen it do not see it again.
+                    -- For the group in which it failed, and no other: groups that have handled it do not get it again.
                     coalesce(event.headers::jsonb, '{}') - 'dead' - 'replayed' || case
                         when event.headers::jsonb #>> '{dead,group}' is null then '{}'::jsonb
                         else jsonb_build_object('replayed', event.headers::jsonb -> 'dead')

@@ -74,7 +74,7 @@ begin
     end if;
     -- In conditions of their own: of what is null, as of a stream that does not compress, "and" looks at the rest too.
     if p_stream.compression = 'zstd' then
-        -- Dead letters are what they were.
+        -- Dead letters stay as they were appended.
         if not p_stream.name like '%.dead' and exists (
             select from unnest(p_bytes) as event
             where penstock.unpacked_size(event) not between 0 and p_stream.max_event_bytes

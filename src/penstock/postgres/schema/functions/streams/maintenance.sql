@@ -40,7 +40,7 @@ begin
     rolled := false;
     retired := 0;
     compact := false;
-    -- One at a time is enough, and the others have better things to do than to wait.
+    -- One process at a time is enough; the others do not wait for it.
     if not penstock.try_to_maintain(stream.id) then
         return;
     end if;

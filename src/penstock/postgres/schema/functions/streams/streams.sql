@@ -211,7 +211,7 @@ begin
         end;
     end if;
     if p_options - '{format,compression}'::text[] = '{}' then
-        -- Who uses the stream of another application says nothing about its options, and stores payloads as it does.
+        -- An application that uses the stream of another one declares no options, and stores payloads in the same way.
         if coalesce(p_options ->> 'format', declared.format) <> declared.format
             or p_options ? 'compression' and p_options ->> 'compression' is distinct from declared.compression
         then
@@ -220,7 +220,7 @@ begin
         return declared;
     end if;
     if declared.declaration is distinct from p_options then
-        -- What the declaration before this one said and this one does not is as if it had never been said.
+        -- An option that the declaration before this one had, and this one does not have, gets its default again.
         -- An older application does not know that the stream is encrypted: a declaration turns encryption on, and never off.
         declared := penstock.change_stream(
             p_name,

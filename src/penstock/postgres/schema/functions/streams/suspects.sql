@@ -35,8 +35,8 @@ begin
     if not found then
         return;
     end if;
-    -- As in begin_partitions: a commit may be under way in the transaction of a handler, on a machine that hangs. Nothing waits for
-    -- it, least of all this; its partition counts nothing.
+    -- As in begin_partitions: a commit may be under way in the transaction of a handler, on a machine that hangs. This does not
+    -- wait for it, and its partition does not count.
     select array_agg(free.partition), array_agg(free.partition) filter (where free.tried > 0) into held, on_trial
     from (
         select reached.partition, reached.tried

@@ -57,7 +57,7 @@ begin
     end if;
     if exists (select from penstock.queued_jobs where name = p_queue and slot is null and seq is not null)
         or (p_deferred and exists (select from penstock.queued_jobs where name = p_queue and seq is null)) then
-        -- Not yet; look less and less often at one that no worker works on.
+        -- It is not empty yet. A queue that no worker works on is looked at less and less often.
         update penstock.ended_queues
         set look_at = p_moment + least((p_moment - ended_at) / 4 + interval '1 second', interval '10 minutes')
         where queue = p_queue;

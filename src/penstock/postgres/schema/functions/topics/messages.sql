@@ -94,7 +94,7 @@ begin
         and (message.expires_at is null or message.expires_at > penstock.clock())
         -- What is still in the queue comes from there.
         and not exists (select from penstock.queued_jobs where queued_jobs.id = copy.id)
-        -- Of a message with a unique key another copy may have stood in.
+        -- A message with a unique key may have no copy of its own, since another copy with the key waited.
         and (
             message.unique_key is null
             or exists (
@@ -135,7 +135,7 @@ begin
     if not found then
         return;
     end if;
-    -- What one claim brought is handed out by number, and last of all what was put off or tried again.
+    -- The copies of one claim are handed out by number, and those that were put off or retried come last.
     return query
     select message.seq, message.id, message.published_at, message.data::text
     from penstock.archived_jobs as job

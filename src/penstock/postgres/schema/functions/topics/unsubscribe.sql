@@ -16,7 +16,7 @@ returns boolean
 language sql
 stable
 as $$
-    -- While the server was away no client could renew: after it started each has a whole time to live for it.
+    -- While the server was away no client could renew: after its start each client has a whole time to live to renew.
     select p_ttl is not null
         and p_expires_at <= p_moment
         and pg_postmaster_start_time() + p_ttl <= greatest(p_moment, clock_timestamp())
@@ -31,7 +31,7 @@ as $$
 declare
     ended_subscriptions integer;
 begin
-    -- This much for each publish.
+    -- So many are ended in each publish.
     if not exists (select from penstock.subscriptions where topic = p_topic and ttl is not null and expires_at <= p_moment) then
         return 0;
     end if;

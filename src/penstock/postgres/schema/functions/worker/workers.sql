@@ -182,7 +182,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select penstock.check_size(greatest(cardinality(p_names), cardinality(p_keys)), 10000, 'job types or keys');
-    -- What no worker can claim is at the front of its queue.
+    -- A job that no worker can claim is at the front of its queue.
     select distinct on (jobs.name) jobs.name, waiting.key_id
     from unnest(p_names) as wanted (name)
     join penstock.jobs on jobs.name = wanted.name and jobs.encrypted_at is not null
