@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.app import Penstock
 from penstock.cli.backend import database_app, with_database
 from penstock.cli.history import Master
-from penstock.cli.output import AsJson, err, holding, out, print_json
+from penstock.cli.output import AsJson, err, holding, out, say
 from penstock.errors import InvalidInput
 from penstock.history.lake import known_lake
 
@@ -77,10 +77,7 @@ def enqueue(
                 slice_rows=slice_rows,
                 progress=lambda rows, total: progress.update(task, completed=rows, total=total),
             )
-    if as_json:
-        print_json(done)
-    else:
-        out.print(f"{done.rows:,} jobs, {done.skipped:,} of them by an earlier try of this run", highlight=False)
+    say(done, f"{done.rows:,} jobs, {done.skipped:,} of them by an earlier try of this run", as_json)
 
 
 @app.command()

@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.backend import Backend, with_backend
-from penstock.cli.output import AsJson, err, moment, out, print_json, span
+from penstock.cli.output import AsJson, err, moment, out, print_json, say, span
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, NewJob
 
@@ -74,10 +74,7 @@ def enqueue(
         return (await app.enqueue_many(name, [job]))[0]
 
     receipt = with_backend(one)
-    if as_json:
-        print_json(receipt)
-    else:
-        out.print(f"{receipt.outcome}: {receipt.id}", highlight=False)
+    say(receipt, f"{receipt.outcome}: {receipt.id}", as_json)
 
 
 def parse_json(text: str | bytes, what: str) -> Any:

@@ -12,7 +12,7 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.backend import database_app, with_database
-from penstock.cli.output import AsJson, holding, out, print_json, print_table, span
+from penstock.cli.output import AsJson, holding, out, print_json, print_table, say, span
 from penstock.history import lake_queries as lakes
 from penstock.history.delta import DeltaLog
 from penstock.history.lake import Lake, known_lake
@@ -60,10 +60,7 @@ def run(
         ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta, throttle_timeout=wait).run(
             continuous=continuous, interval=f"{span(interval).total_seconds():.3f} seconds"
         )
-    if as_json:
-        print_json(ran)
-    else:
-        out.print(f"{ran.jobs:,} jobs in {ran.batches} batches to {lake.uri}", highlight=False)
+    say(ran, f"{ran.jobs:,} jobs in {ran.batches} batches to {lake.uri}", as_json)
 
 
 @app.command()

@@ -25,7 +25,7 @@ from penstock.cli.operations import (
     on_all_matching,
     require_one,
 )
-from penstock.cli.output import AsJson, cell, out, print_json, print_table
+from penstock.cli.output import AsJson, cell, out, print_json, print_table, say
 from penstock.errors import InvalidInput
 from penstock.operations.models import JobFilter
 
@@ -115,10 +115,7 @@ def cancel(
         on_all_matching("cancel", wanted, dry_run=dry_run, wait=wait, as_json=as_json)
         return
     status = with_backend(lambda penstock: penstock.cancel(id))
-    if as_json:
-        print_json({"id": id, "status": status})
-    else:
-        out.print(f"{status}: {id}", highlight=False)
+    say({"id": id, "status": status}, f"{status}: {id}", as_json)
 
 
 @app.command()
@@ -148,10 +145,7 @@ def replay(
         return
     payload = None if data is None else parse_json(data, "the payload")
     receipt = with_backend(lambda penstock: penstock.replay(id, data=payload, force=force))
-    if as_json:
-        print_json(receipt)
-    else:
-        out.print(f"replayed as {receipt.id}", highlight=False)
+    say(receipt, f"replayed as {receipt.id}", as_json)
 
 
 @app.command()

@@ -85,6 +85,14 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def say(value: Any, text: str, as_json: bool) -> None:
+    """Print what a command has done: as JSON for programs, or as a text for people."""
+    if as_json:
+        print_json(value)
+    else:
+        out.print(text, highlight=False, markup=False)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
     """Print a table for people, or what to say when it is empty."""
     if not rows:

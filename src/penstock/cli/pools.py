@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.backend import Backend, BackendPool, with_backend, with_pool
-from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, say
 from penstock.errors import NotFound
 from penstock.pools.models import KeyState, PoolDetails
 
@@ -64,7 +64,7 @@ def create(
                 return await (await backend.find_pool(name)).details()
         return await backend.create_pool(name, slots=slots, convert=convert)
 
-    _say(with_backend(run), f"created: {name}", as_json)
+    say(with_backend(run), f"created: {name}", as_json)
 
 
 def drop(
@@ -79,7 +79,7 @@ def drop(
     if not yes:
         typer.confirm(f"Drop pool {name}?", abort=True)
     with_backend(lambda backend: backend.drop_pool(name, force=force))
-    _say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
+    say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
@@ -97,12 +97,12 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 def drain(name: Name, worker: WorkerId, as_json: AsJson = False) -> None:
     """Move a worker out: it stays in the pool, and gives its slots to the others."""
-    _say(with_pool(name, lambda pool: pool.drain(worker)), f"draining {worker}", as_json)
+    say(with_pool(name, lambda pool: pool.drain(worker)), f"draining {worker}", as_json)
 
 
 def undrain(name: Name, worker: WorkerId, as_json: AsJson = False) -> None:
     """Let a drained worker take part again."""
-    _say(with_pool(name, lambda pool: pool.undrain(worker)), f"{worker} takes part again", as_json)
+    say(with_pool(name, lambda pool: pool.undrain(worker)), f"{worker} takes part again", as_json)
 
 
 def resize(
@@ -114,7 +114,7 @@ def resize(
         await pool.resize(slots)
         return await pool.details()
 
-    _say(with_pool(name, run), f"{name} has {slots} slots", as_json)
+    say(with_pool(name, run), f"{name} has {slots} slots", as_json)
 
 
 def key(
@@ -165,13 +165,13 @@ def jobs(
 def pause_key(name: Name, key: Key, as_json: AsJson = False) -> None:
     """Let the jobs of a key wait; running ones go on, and those of other keys."""
     since = with_pool(name, lambda pool: pool.pause_key(key))
-    _say({"key": key, "paused_at": since}, f"paused: {key}", as_json)
+    say({"key": key, "paused_at": since}, f"paused: {key}", as_json)
 
 
 def resume_key(name: Name, key: Key, as_json: AsJson = False) -> None:
     """End the pause of a key."""
     was_paused = with_pool(name, lambda pool: pool.resume_key(key))
-    _say({"key": key, "paused_at": None}, f"resumed: {key}" if was_paused else f"was not paused: {key}", as_json)
+    say({"key": key, "paused_at": None}, f"resumed: {key}" if was_paused else f"was not paused: {key}", as_json)
 
 
 def keys(
@@ -211,7 +211,7 @@ def weight(
         await pool.set_weight(key, weight)
         return await pool.weights()
 
-    _say({"weights": with_pool(name, work)}, f"{key} gets {weight} jobs a turn", as_json)
+    say({"weights": with_pool(name, work)}, f"{key} gets {weight} jobs a turn", as_json)
 
 
 def _row(pool: PoolDetails) -> list[Any]:
@@ -226,13 +226,6 @@ def _row(pool: PoolDetails) -> list[Any]:
         pool.standing,
         pool.standing_running,
     ]
-
-
-def _say(value: Any, text: str, as_json: bool) -> None:
-    if as_json:
-        print_json(value)
-    else:
-        out.print(text, highlight=False)
 
 
 def _ranges(slots: list[int | str]) -> str:

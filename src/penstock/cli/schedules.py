@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.backend import with_backend
-from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table
+from penstock.cli.output import AsJson, cell, pass_on_json, print_json, print_table, say
 from penstock.errors import NotFound
 from penstock.schedules.schedule import ScheduleRecord
 
@@ -90,20 +90,14 @@ def runs(
 def run(name: Name, as_json: AsJson = False) -> None:
     """Run a schedule now, beside its times."""
     id = with_backend(lambda opened: opened.run_schedule(name))
-    if as_json:
-        print_json({"name": name, "job_id": id})
-    else:
-        out.print(f"enqueued: job_{id}" if id is not None else f"requested: a worker runs {name}", highlight=False)
+    say({"name": name, "job_id": id}, f"enqueued: job_{id}" if id is not None else f"requested: a worker runs {name}", as_json)
 
 
 @app.command()
 def drop(name: Name, as_json: AsJson = False) -> None:
     """Forget a schedule that left the code. Its job type and the history of its runs stay."""
     with_backend(lambda opened: opened.drop_schedule(name))
-    if as_json:
-        print_json({"name": name, "dropped": True})
-    else:
-        out.print(f"dropped: {name}", highlight=False)
+    say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
 
 
 def times(schedule: ScheduleRecord) -> str:

@@ -22,7 +22,7 @@ from penstock.app import Penstock, load
 from penstock.cli.autoscale import Autoscaler, parse_range
 from penstock.cli.backend import database_app, require_database
 from penstock.cli.http import serving_beside
-from penstock.cli.output import AsJson, err, holding, out, print_json
+from penstock.cli.output import AsJson, err, holding, out, print_json, say
 from penstock.cli.replacing import MaxJobs, MaxMemory, ReplaceAfter, replace_after
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs
@@ -202,10 +202,7 @@ def declare(target: Target, as_json: AsJson = False) -> None:
             return await app.declare()
 
     declared = asyncio.run(run())
-    if as_json:
-        print_json(declared)
-    else:
-        out.print("\n".join(declared) or "the app declares nothing", markup=False, highlight=False)
+    say(declared, "\n".join(declared) or "the app declares nothing", as_json)
 
 
 def execute(command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock.cli.backend import with_backend, with_pool
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, out, print_json, print_table
+from penstock.cli.output import AsJson, print_json, print_table, say
 from penstock.cli.pools import Key, Name, pool_commands
 from penstock.errors import NotFound
 from penstock.pools.models import StandingState
@@ -65,21 +65,21 @@ def start(
     """Start the standing job of a key. `penstock pools standing` shows whether it runs, and why not."""
     payload = parse_json(data, "the payload")
     outcome = with_pool(name, lambda pool: pool.start(key, payload, replace=replace))
-    _say({"key": key, "outcome": outcome}, "outcome", as_json)
+    say({"key": key, "outcome": outcome}, f"{outcome}: {key}", as_json)
 
 
 def stop(name: Name, key: Key, as_json: AsJson = False) -> None:
     """Stop the standing job of a key, wherever it runs."""
     if not with_pool(name, lambda pool: pool.stop(key)):
         raise NotFound(f"no standing job with key {key} in pool {name}", hint=f"List them: penstock pools standing {name}")
-    _say({"key": key, "outcome": "stopped"}, "outcome", as_json)
+    say({"key": key, "outcome": "stopped"}, f"stopped: {key}", as_json)
 
 
 def notify(name: Name, key: Key, message: Data, as_json: AsJson = False) -> None:
     """Send a message to the standing job of a key."""
     payload = parse_json(message, "the message")
     with_pool(name, lambda pool: pool.notify(key, payload))
-    _say({"key": key, "outcome": "notified"}, "outcome", as_json)
+    say({"key": key, "outcome": "notified"}, f"notified: {key}", as_json)
 
 
 def advise(
@@ -100,10 +100,3 @@ def advise(
 
 def _scale() -> None:
     """How many workers there should be."""
-
-
-def _say(value: dict[str, Any], field: str, as_json: bool) -> None:
-    if as_json:
-        print_json(value)
-    else:
-        out.print(f"{value[field]}: {value['key']}", highlight=False)

@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.backend import BackendStream, with_backend, with_stream
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table
+from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, say
 from penstock.cli.types import parse_options
 from penstock.errors import InvalidInput
 from penstock.streams.group_models import Lag, held_back
@@ -116,10 +116,7 @@ def append(
 
     if file is None:
         position = with_stream(name, one)
-        if as_json:
-            print_json(position)
-        else:
-            out.print(f"appended: partition {position.partition}, offset {position.offset}", highlight=False)
+        say(position, f"appended: partition {position.partition}, offset {position.offset}", as_json)
     else:
         count = with_stream(name, many)
         out.print(f"{count:,} appended" if not as_json else orjson.dumps({"appended": count}).decode(), highlight=False)

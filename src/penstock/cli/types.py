@@ -10,7 +10,7 @@ import typer
 from penstock.app import Penstock
 from penstock.cli.backend import Backend, with_backend, with_database
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, span
+from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, say, span
 from penstock.errors import NotFound
 from penstock.jobs.records import HandlerRecord, JobTypeRecord
 
@@ -98,13 +98,13 @@ Option = Annotated[
 def create(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Create a job type."""
     created = with_backend(lambda app: app.create_job_type(name, **parse_options(options)))
-    _say(_shown(created), f"created: {created.name}", as_json)
+    say(_shown(created), f"created: {created.name}", as_json)
 
 
 def change(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Change options of a job type; takes effect at once."""
     changed = with_backend(lambda app: app.change_job_type(name, **parse_options(options)))
-    _say(_shown(changed), f"changed: {name}", as_json)
+    say(_shown(changed), f"changed: {name}", as_json)
 
 
 def drop(
@@ -117,7 +117,7 @@ def drop(
     if not yes:
         typer.confirm(f"Drop job type {name}?", abort=True)
     with_backend(lambda app: app.drop_job_type(name, force=force))
-    _say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
+    say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
 
 
 def _shown(record: JobTypeRecord) -> dict[str, Any]:
@@ -129,13 +129,13 @@ def _shown(record: JobTypeRecord) -> dict[str, Any]:
 def pause(name: Name, as_json: AsJson = False) -> None:
     """Start no more jobs of a type; running ones go on."""
     with_backend(lambda app: app.pause(name))
-    _say({"name": name, "paused": True}, f"paused: {name}", as_json)
+    say({"name": name, "paused": True}, f"paused: {name}", as_json)
 
 
 def resume(name: Name, as_json: AsJson = False) -> None:
     """End a pause."""
     with_backend(lambda app: app.resume(name))
-    _say({"name": name, "paused": False}, f"resumed: {name}", as_json)
+    say({"name": name, "paused": False}, f"resumed: {name}", as_json)
 
 
 def stats(as_json: AsJson = False) -> None:
@@ -182,7 +182,7 @@ def grant(
         await (await app.database()).fetch("select penstock.grant_access($1::name, $2)", role, access)
 
     with_database(run)
-    _say({"role": role, "access": access}, f"granted: {role} is {access}", as_json)
+    say({"role": role, "access": access}, f"granted: {role} is {access}", as_json)
 
 
 def revoke(role: Annotated[str, typer.Argument(help="A database role that has access.")], as_json: AsJson = False) -> None:
@@ -192,14 +192,7 @@ def revoke(role: Annotated[str, typer.Argument(help="A database role that has ac
         await (await app.database()).fetch("select penstock.revoke_access($1::name)", role)
 
     with_database(run)
-    _say({"role": role, "access": None}, f"revoked: {role} has no access", as_json)
-
-
-def _say(done: Any, words: str, as_json: bool) -> None:
-    if as_json:
-        print_json(done)
-    else:
-        out.print(words, highlight=False)
+    say({"role": role, "access": None}, f"revoked: {role} has no access", as_json)
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:

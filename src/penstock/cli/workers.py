@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.backend import with_backend
-from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.cli.output import AsJson, pass_on_json, print_json, print_table, say
 
 if TYPE_CHECKING:
     from penstock.worker.fleets import WorkerRecord
@@ -72,7 +72,4 @@ def _blocked(worker: WorkerRecord) -> str | None:
 def drain(worker: Annotated[str, typer.Argument(help="Id of the worker.")], as_json: AsJson = False) -> None:
     """Let one worker of a fleet finish what it runs, and end."""
     fleet = with_backend(lambda backend: backend.drain_worker(worker))
-    if as_json:
-        print_json({"worker": worker, "fleet": fleet})
-    else:
-        out.print(f"draining: {worker} of the fleet {fleet}", highlight=False)
+    say({"worker": worker, "fleet": fleet}, f"draining: {worker} of the fleet {fleet}", as_json)

@@ -80,13 +80,10 @@ class Accumulator:
         while self._waiting:
             batch = [self._waiting.popleft()]
             events, size = len(batch[0].columns), batch[0].size
-            while self._waiting and self._fits(self._waiting[0], events, size, batch[0]):
+            while self._waiting and _fits(self._waiting[0], events, size):
                 batch.append(self._waiting.popleft())
                 events, size = events + len(batch[-1].columns), size + batch[-1].size
             await self._send_batch(batch)
-
-    def _fits(self, waiting: _Waiting, events: int, size: int, first: _Waiting) -> bool:
-        return events + len(waiting.columns) <= _MOST_AT_ONCE and size + waiting.size <= _MOST_BYTES
 
     async def _send_batch(self, batch: list[_Waiting]) -> None:
         batch = [waiting for waiting in batch if not waiting.done.done()]
@@ -121,6 +118,10 @@ class Accumulator:
             if not waiting.done.done():
                 waiting.done.set_result(receipts.sliced(first, last))
             first = last
+
+
+def _fits(waiting: _Waiting, events: int, size: int) -> bool:
+    return events + len(waiting.columns) <= _MOST_AT_ONCE and size + waiting.size <= _MOST_BYTES
 
 
 def route(columns: Columns, router: Router, turn: int) -> tuple[Routed, list[int] | None]:
