@@ -55,7 +55,7 @@ STEPS: list[tuple[list[str], int, Any]] = [
     (["show", "none"], 1, "none"),
     (["drop", "shop", "--yes"], 0, {"name": "shop", "dropped": True}),
     (["drop", "shop", "--yes"], 1, "no such pool"),
-    ([], 0, [("plain", 4, 0)]),
+    (["list"], 0, [("plain", 4, 0)]),
 ]
 
 
