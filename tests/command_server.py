@@ -1,9 +1,10 @@
 """Runs commands of `penstock` in forks of itself, which spares each command its imports.
 
-    python -m tests.command_server SOCKET
+    python -m tests.command_server SOCKET [MODULE...]
 
 A connection sends one command as a line of JSON (`arguments`, `environment`, `cwd`, and the `files` that it reads from and writes
-to), and receives its exit code. A command whose connection ends is killed. The server ends when its standard input ends.
+to), and receives a line with its process id and one with its exit code. A command whose connection ends is killed. The server
+ends when its standard input ends. The modules are imported beside those that most commands need.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Any
 IMPORTED = ("asyncpg", "pydantic_settings", "structlog", "typer", "typer.rich_utils", "rich.table", "penstock.app", "uvloop")
 
 
-def serve(path: str) -> list[str]:
+def serve(path: str, *modules: str) -> list[str]:
     """Serve until standard input ends. Returns in the processes of commands, with the arguments of the command."""
-    for name in IMPORTED:
+    for name in (*IMPORTED, *modules):
         importlib.import_module(name)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
@@ -43,7 +44,8 @@ def serve(path: str) -> list[str]:
             with connection, connection.makefile() as lines:
                 request = json.loads(lines.readline())
                 if (command := os.fork()) != 0:
-                    connection.sendall(str(_exit_code(command, connection)).encode())
+                    connection.sendall(f"{command}\n".encode())
+                    connection.sendall(f"{_exit_code(command, connection)}\n".encode())
                     os._exit(0)
             return _become(request)
         connection.close()
@@ -77,5 +79,5 @@ def _become(request: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = serve(sys.argv[1])
+    sys.argv[1:] = serve(*sys.argv[1:])
     runpy.run_module("penstock", run_name="__main__", alter_sys=True)

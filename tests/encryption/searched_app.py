@@ -14,8 +14,9 @@ from penstock.testing import running_worker
 from tests.encryption.process_app import app as process_app
 from tests.waiting import eventually
 
+BEGINNING = "numbat"
 WORDS = [
-    f"numbat{what}"
+    f"{BEGINNING}{what}"
     for what in (
         "payload", "result", "progress", "error", "logline", "replay", "batched", "batcherror", "finished", "inprocess",
         "event", "eventerror", "load", "message", "copyresult", "copyerror", "standing", "state", "notice", "standingerror",

@@ -11,7 +11,7 @@ import pytest
 from penstock import Penstock
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput
-from tests.encryption.searched_app import WORDS, Searched
+from tests.encryption.searched_app import BEGINNING, WORDS, Searched
 
 
 def traces(word: str) -> list[bytes]:
@@ -24,6 +24,8 @@ def traces(word: str) -> list[bytes]:
 def found_in(folder: Path, logs: str) -> set[str]:
     """The words that are in the files of a folder, or in logs."""
     contents = [path.read_bytes() for path in folder.rglob("*") if path.is_file()] + [logs.encode()]
+    # All words begin alike, so that most files are searched for their beginning alone.
+    contents = [content for content in contents if any(trace in content for trace in traces(BEGINNING))]
     return {word for word in WORDS for trace in traces(word) if any(trace in content for content in contents)}
 
 

@@ -7,19 +7,21 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import pytest
 
+from tests.command_line import Command
+
 TOKEN = "t0ken-of-the-tests"
+# Most of the start of a server are its imports. Tests of the start itself (test_server.py) have processes that make them.
+IMPORTED = ("penstock.http.server", "uvicorn", "httptools", "websockets")
 
 
 def free_port() -> int:
@@ -32,13 +34,14 @@ def free_port() -> int:
 
 
 class Served:
-    """A server process."""
+    """A server process, forked from one that has made its imports."""
 
-    def __init__(self, process: subprocess.Popen[str], base_url: str, database_url: str, log: Path, said: str) -> None:
+    def __init__(self, process: Command, base_url: str, database_url: str, log: Path, output: TextIO, said: str) -> None:
         self.process = process
         self.base_url = base_url
         self.database_url = database_url
         self.log = log
+        self.output = output
         self.said = said
 
     def line_with(self, words: str) -> str:
@@ -68,30 +71,26 @@ def serving(database_url: str, *arguments: str, token: str | None = TOKEN, **env
 def served_until_killed(database_url: str, *arguments: str, token: str | None = TOKEN, **environment: str) -> Iterator[Served]:
     """A server on a free port; it is killed at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        env = {**os.environ, "PENSTOCK_DATABASE_URL": database_url, **environment}
+        log, out = Path(folder) / "log", Path(folder) / "out"
+        os.mkfifo(out)
+        variables = {"PENSTOCK_DATABASE_URL": database_url, **environment}
         if token is not None:
-            env["PENSTOCK_HTTP_TOKEN"] = token
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "server", *([] if "--port" in arguments else ["--port", "0"]), *arguments],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-        )
-        assert process.stdout is not None
-        try:
+            variables["PENSTOCK_HTTP_TOKEN"] = token
+        command = ["server", *([] if "--port" in arguments else ["--port", "0"]), *arguments]
+        files = (Path(os.devnull), out, log)
+        with Command(*command, files=files, cwd=None, environment=variables, modules=IMPORTED) as process, out.open() as output:
             said = ""
-            for line in process.stdout:
+            for line in output:
                 said += line
                 if found := re.search(r"listening on (http://\S+)", line):
                     break
             else:
                 pytest.fail(f"the server did not start: {said}{log.read_text()}")
-            served = Served(process, found[1], database_url, log, said)
+            served = Served(process, found[1], database_url, log, output, said)
             with httpx.Client(base_url=served.base_url, transport=httpx.HTTPTransport(retries=10), timeout=60) as client:
                 assert client.get("/healthz").text == "ok\n"
             yield served
-        finally:
             process.kill()
-            process.communicate()
+            process.wait(60)
+            # What its children hold open is closed when they end.
+            output.read()

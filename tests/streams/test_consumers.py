@@ -24,8 +24,10 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("partitions", [1, 8])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("partitions", "workers"),
+    [(8, 3), *(pytest.param(*case, marks=pytest.mark.soak) for case in [(1, 1), (1, 3), (8, 1)])],
+)
 @pytest.mark.parametrize(("form", "prefetch", "size"), FORMS)
 async def test_every_event_is_seen_once_and_in_order(
     app: Penstock, url: str, form: str, workers: int, partitions: int, prefetch: int, size: int

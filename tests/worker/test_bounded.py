@@ -70,7 +70,7 @@ async def peak_kib(url: str, sql: Sql, folder: Path, jobs: int, manner: str) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.parametrize("manner", ["works", "hoards"])
+@pytest.mark.parametrize("manner", ["works", pytest.param("hoards", marks=pytest.mark.soak)])
 async def test_a_worker_does_not_grow_with_its_backlog(app: Penstock, url: str, sql: Sql, tmp_path: Path, manner: str) -> None:
     await app.create_job_type("label")
     short = await peak_kib(url, sql, tmp_path, SHORT, manner)

@@ -107,7 +107,7 @@ async def test_a_member_leaves_the_place_to_the_member_that_waits_for_it(app: Pe
     assert await claim("quiet") == [11]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.02, marks=pytest.mark.soak)])
 async def test_workers_of_a_queue_with_a_limit_take_turns(url: str, seconds: float) -> None:
     async with AsyncExitStack() as stack:
         each = await processes(stack, url, 3)
