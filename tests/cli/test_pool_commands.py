@@ -48,6 +48,7 @@ STEPS: list[tuple[list[str], int, Any]] = [
     (["resume-key", "shop", "a/b"], 0, "a/b"),
     (["show", "shop"], 0, [8]),
     ([], 0, [("plain", 4, 0), ("shop", 8, 1)]),
+    (["list"], 0, [("plain", 4, 0), ("shop", 8, 1)]),
     (["stop", "shop", "a/b"], 0, {"key": "a/b", "outcome": "stopped"}),
     (["stop", "shop", "a/b"], 1, "no standing job"),
     (["drain", "shop", "nobody"], 1, ""),
