@@ -7,7 +7,7 @@ import random
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,9 @@ TEXTS = _words("""a 1 1.5 1,234.5 NaN +INF -Infinity inf Infinity YQ== YQ YWJj Y
  2026-01-31T12:00:00PST 2026-01-31T12:00:00Nope/Zone 2026-03-29T02:30:00 2026-10-25T02:30:00 2026-07-01T12:00:00.5
  1800-01-01T00:00:00 2500-07-01T12:00:00 10000-07-01T00:00:00 2026-01-31T24:00:00 2026-01-31T23:59:60 2026-1-3T4:5:6
  2026GMT-01-31T12:00:00 294247-01-10T04:00:54.775808Z T - é😀""")
+DATES = _words("2026-01-31 2026-1-3 2024-02-29 1582-10-10 2026-01-31T")
+TIMES = _words("""2026-01-31T12:00:00Z 2026-01-31T12:00:00 2026-01-31T12:00:00.123456 2026-01-31T12:00:00+01:00 2026-01-31
+ 2026-07-01T12:00:00.5 2026-03-29T02:30:00 2026-10-25T02:30:00""")
 OTHERS = [
     "true", "false", "null", '""', '" 1"', '"2026-01-31 12:00:00"', '" 2026-01-31 12:00:00 Europe/Berlin "',
     "NaN", "-INF", "{}", "[]",
@@ -112,7 +115,7 @@ def a_value(random: random.Random, kind: Any) -> str:
         return str(random.randint(-100, 100))
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return random.choice([str(random.randint(-9, 9)), f"{random.randint(-99, 99) / 4}"])
-    texts = {pa.types.is_date: TEXTS[10:13], pa.types.is_timestamp: TEXTS[30:36], pa.types.is_binary: ["YQ==", "YWJj"]}
+    texts = {pa.types.is_date: DATES, pa.types.is_timestamp: TIMES, pa.types.is_binary: ["YQ==", "YWJj"]}
     return json.dumps(random.choice(next((some for check, some in texts.items() if check(kind)), TEXTS)))
 
 
@@ -155,6 +158,7 @@ def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) ->
     # Every simple type alone and beside others; then types made of them.
     texts = [f"f0 {leaf}, f1 {chance.choice(LEAVES)}" for leaf in LEAVES]
     texts += [", ".join(f"f{place} {a_type(chance)}" for place in range(chance.randint(1, 4))) for _ in range(10)]
+    texts += ["f0 struct<a:timestamp,b:array<date>>, f1 array<struct<a:timestamp_ntz,b:date>>, f2 array<timestamp>"]
     # What is no base64 can take the rest of the document with it.
     texts += ["f0 struct<a:struct<a:decimal(3,1)>,b:binary>, f1 array<array<float>>", "f0 binary, f1 int, f2 array<binary>"]
     asked: list[tuple[StructType, pa.Schema]] = []
@@ -199,7 +203,7 @@ def test_failfast_refuses_what_from_json_refuses(spark: SparkSession) -> None:
     print("seed", seed)
     chance = random.Random(seed)
     for _ in range(12):
-        compare_refusals(spark, chance, 5)
+        compare_refusals(spark, chance, 4)
 
 
 def compare_refusals(spark: SparkSession, chance: random.Random, refusals: int) -> None:
@@ -312,6 +316,31 @@ def test_one_bad_row_takes_nothing_from_the_others() -> None:
     assert found["price"][500].as_py() == Decimal("500.25")
     with pytest.raises(InvalidInput, match="the field n is not int64"):
         fields_of(pa.array(payloads), schema, True, UTC)
+
+
+@pytest.mark.no_jvm
+def test_dates_and_times_inside_structs_and_arrays_are_read_in_the_zone() -> None:
+    at, day, local = pa.timestamp("us", tz="UTC"), pa.date32(), pa.timestamp("us")
+    schema = pa.schema([
+        ("o", pa.struct([("at", at), ("day", day), ("local", local)])), ("days", pa.list_(day)),
+        ("more", pa.list_(pa.struct([("at", at)]))), ("n", pa.int64()),
+    ])  # fmt: skip
+    payload = (
+        '{"o": {"at": "2026-07-01T12:00:00", "day": "2026-07-01", "local": "2026-07-01T12:00:00"}, "days": ["2026-07-01", null],'
+        ' "more": [{"at": "2026-01-31T12:00:00"}, {"at": "2026-01-31T12:00:00Z"}], "n": %s}'
+    )
+    wanted = {
+        "o": {"at": datetime(2026, 7, 1, 10, tzinfo=UTC), "day": date(2026, 7, 1), "local": datetime(2026, 7, 1, 12)},
+        "days": [date(2026, 7, 1), None],
+        "more": [{"at": datetime(2026, 1, 31, hour, tzinfo=UTC)} for hour in (11, 12)],
+    }
+    # Beside a record that is not whole, too.
+    for numbers in (["1", "2"], ["1", '"x"']):
+        found = fields_of(pa.array([payload % number for number in numbers]), schema, False, times.zone("Europe/Berlin"))
+        assert {name: found[name].to_pylist() for name in wanted} == {name: [one, one] for name, one in wanted.items()}
+    # Of a struct, what fits stays.
+    found = fields_of(pa.array([payload.replace("2026-07-01T12", "noon", 1) % 1]), schema, False, times.zone("Europe/Berlin"))
+    assert found["o"].to_pylist() == [wanted["o"] | {"at": None}]
 
 
 @pytest.mark.no_jvm

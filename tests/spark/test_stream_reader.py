@@ -194,6 +194,14 @@ def test_a_payload_that_does_not_fit_is_null_or_an_error(bad: str) -> None:
         fields_of(values, wanted, True, UTC)
 
 
+def test_the_mode_of_a_read_says_whether_a_bad_record_is_an_error(url: str, ask: Ask, stream: str) -> None:
+    append(ask, ["k", "k"], value='{"n": "x", "m": %s}')
+    for given in ({}, {"mode": "permissive"}):
+        assert [(r["n"], r["m"]) for r in batch(url, "n bigint, m bigint", **given)] == [(None, 0), (None, 1)]
+    with pytest.raises(InvalidInput, match="the field n is not int64"):
+        batch(url, "n bigint, m bigint", mode="failfast")
+
+
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_payloads_of_bytes_are_read_also_compressed(url: str, compression: str | None) -> None:
     async def append() -> None:

@@ -328,3 +328,38 @@ def test_options_that_are_wrong_are_refused(
     with pytest.raises(Exception, match=message) as refused:
         spark.read.format("penstock").options(url=url, **options).load().count()
     assert advice in str(refused.value)
+
+
+@pytest.mark.parametrize(("target", "columns"), [("stream", "'{}' as value"), ("job", "'{}' as data")])
+def test_a_misspelt_option_of_a_writer_is_refused(
+    spark: SparkSession, url: str, ask: Ask, tmp_path: Path, target: str, columns: str
+) -> None:
+    with pytest.raises(Exception, match=r"no option epohc for writing(.|\n)*Is it epoch\?"):
+        spark.sql(f"select {columns}").write.format("penstock").options(
+            **{"url": url, target: "b", "writer": "w", "epohc": "1"}
+        ).mode("append").save()
+    append(ask, 1, 4)
+    query = (
+        spark.readStream.format("penstock").options(url=url, subscribe="a", startingOffsets="earliest").load()
+        .selectExpr(columns).writeStream.format("penstock").options(**{"url": url, target: "b", "wirter": "w"})
+        .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    )  # fmt: skip
+    with pytest.raises(Exception, match=r"no option wirter for writing(.|\n)*Is it writer\?"):
+        query.start().awaitTermination()
+    assert (in_stream(ask, "b"), ask("select * from penstock.queued_jobs")) == ([], [])
+
+
+def test_a_misspelt_option_is_refused_in_spark_sql_too(spark: SparkSession, url: str, ask: Ask) -> None:
+    with pytest.raises(Exception, match=r"no option startingoffset for reading(.|\n)*Is it startingOffsets\?"):
+        spark.sql(
+            f"create temporary view misspelt using penstock options (url '{url}', subscribe 'a', startingOffset 'earliest')"
+        )
+    spark.sql("create table written (value string, key string) using penstock")
+    try:
+        with pytest.raises(Exception, match=r"no option maxoffsetpertrigger for reading(.|\n)*Is it maxOffsetsPerTrigger\?"):
+            spark.sql(f"select * from written with (url = '{url}', subscribe = 'a', maxOffsetPerTrigger = '1')").collect()
+        with pytest.raises(Exception, match=r"no option wirter for writing(.|\n)*Is it writer\?"):
+            spark.sql(f"insert into written with (url = '{url}', stream = 'b', wirter = 'w') values ('{{}}', 'k')")
+        assert in_stream(ask, "b") == []
+    finally:
+        spark.sql("drop table if exists written")
