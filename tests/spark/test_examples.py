@@ -101,6 +101,7 @@ def test_totals_follow_the_orders(spark: SparkSession, url: str, ask: Ask, appen
     assert payloads(ask, "totals") == [("acme", {"order_id": 1, "total": 5.5}), ("bolt", {"order_id": 2, "total": 0.0})]
 
 
+@pytest.mark.soak
 def test_a_declarative_pipeline_reads_and_writes_streams(url: str, ask: Ask, append: Callable[..., None], tmp_path: Path) -> None:
     append("large-orders")
     append("orders", *((f"c{n % 2}", {"order_id": n, "total": n * 40.0}) for n in range(6)))

@@ -171,6 +171,7 @@ def late_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
     register(spark)
 
 
+@pytest.mark.soak
 def test_a_run_whose_python_process_starts_late_is_started_again(
     spark: SparkSession, url: str, ask: Ask, lake: Lake, late_python: Callable[[int], Path]
 ) -> None:

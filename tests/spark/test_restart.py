@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-EVENTS, BATCH = 240, 20
+EVENTS, BATCH = 160, 20
 
 
 async def patiently(url: str, query: str, *args: Any) -> list[Any]:
