@@ -20,6 +20,7 @@ from penstock.spark import writing
 from penstock.spark.jobs import sink
 from penstock.spark.jobs.options import JobWriteOptions
 from penstock.spark.json.to_json import as_json
+from penstock.spark.source import PenstockSource
 from penstock.spark.staging import Batch
 from penstock.spark.streams import sink as stream_sink
 from penstock.spark.streams.options import EventWriteOptions
@@ -255,9 +256,9 @@ def test_a_name_and_a_number_come_together() -> None:
     text = StructType([StructField("data", StringType())])
     for options, message in (({"writer": "w"}, "needs the option epoch"), ({"epoch": "1"}, "needs the option writer")):
         with pytest.raises(InvalidInput, match=message):
-            sink.job_writer(JobWriteOptions.parse({"url": "x", "job": "t", **options}), text, False)
+            PenstockSource({"url": "x", "job": "t", **options}).writer(text, False)
     with pytest.raises(InvalidInput, match="no option epoch"):
-        sink.job_stream_writer(JobWriteOptions.parse({"url": "x", "job": "t", "writer": "w", "epoch": "1"}), text, False)
+        PenstockSource({"url": "x", "job": "t", "writer": "w", "epoch": "1"}).streamWriter(text, False)
     for options, hint in (({"epohc": "1"}, "Is it epoch?"), ({"zzz": "1"}, "There are: url"), ({"path": "p"}, "without one")):
         with pytest.raises(InvalidInput) as refused:
             JobWriteOptions.parse({"url": "x", "job": "t", **options})

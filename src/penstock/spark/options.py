@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.postgres.embedded import EmbeddedServer
@@ -32,12 +32,16 @@ class WriteOptions(ABC):
     """How to write: what a write of jobs and a write of events have in common.
 
     Attributes:
+        place: Word for what is written to, in messages.
+        events: Whether rows become events; otherwise they become jobs.
         url: URL of the database.
         writer: Name under which batches are recorded; None: the name of the query, or a new one for each batch write.
         epoch: Number of a batch write of a named writer. This number and all below are written once.
         checkpoint: Location of the checkpoint of a streaming query, if Spark passes it.
     """
 
+    place: ClassVar[str]
+    events: ClassVar[bool]
     url: str
     writer: str | None = None
     epoch: int | None = None

@@ -8,13 +8,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from penstock.errors import InvalidInput
 from penstock.spark.jobs.options import JobReadOptions, JobWriteOptions
-from penstock.spark.jobs.sink import job_stream_writer, job_writer
+from penstock.spark.jobs.sink import job_stage
 from penstock.spark.jobs.source import job_reader, job_stream_reader
+from penstock.spark.options import WriteOptions
 from penstock.spark.schemas import columns_of, ddl
 from penstock.spark.streams import rows as stream_rows
 from penstock.spark.streams.options import EventReadOptions, EventWriteOptions
-from penstock.spark.streams.sink import event_stream_writer, event_writer
+from penstock.spark.streams.sink import event_stage
 from penstock.spark.streams.source import event_reader, event_stream_reader
+from penstock.spark.writing import BatchWriter, MicroBatchWriter, Stage
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
@@ -62,15 +64,19 @@ class PenstockSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch writer to the queue or to streams."""
-        if EventWriteOptions.wanted(self.options, schema.fieldNames()):
-            return event_writer(EventWriteOptions.parse(self.options), schema, overwrite)
-        return job_writer(JobWriteOptions.parse(self.options), schema, overwrite)
+        return BatchWriter(*self._sink(schema), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A streaming writer to the queue or to streams."""
+        return MicroBatchWriter(*self._sink(schema), overwrite)
+
+    def _sink(self, schema: StructType) -> tuple[WriteOptions, Stage]:
+        """Where to write, and how rows are staged for it."""
         if EventWriteOptions.wanted(self.options, schema.fieldNames()):
-            return event_stream_writer(EventWriteOptions.parse(self.options), schema, overwrite)
-        return job_stream_writer(JobWriteOptions.parse(self.options), schema, overwrite)
+            events = EventWriteOptions.parse(self.options)
+            return events, event_stage(events, schema)
+        jobs = JobWriteOptions.parse(self.options)
+        return jobs, job_stage(jobs, schema)
 
     def _of_streams(self) -> EventReadOptions:
         given = dict(self.options)

@@ -28,7 +28,7 @@ from penstock.spark.scans import CONNECTIONS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ONLY_APPEND = (
+_ONLY_APPEND = (
     'Write with outputMode("append"), the one mode that Spark has for a format in Python; what an aggregation changes is '
     "written in foreachBatch, with the options writer and epoch."
 )
@@ -56,13 +56,15 @@ class BatchWriter(DataSourceArrowWriter):
     Args:
         options: Where to write, and the name and number of the write.
         stage: Stages the rows of a task.
-        events: Whether the rows become events; otherwise they become jobs.
+        overwrite: Whether Spark asks to replace what is there.
 
     Raises:
-        InvalidInput: A writer is named without an epoch, or the reverse.
+        InvalidInput: The write overwrites; or a writer is named without an epoch, or the reverse.
     """
 
-    def __init__(self, options: WriteOptions, stage: Stage, events: bool) -> None:
+    def __init__(self, options: WriteOptions, stage: Stage, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidInput(f"a {options.place} cannot be overwritten", hint='Write with mode("append").')
         if (options.writer is None) != (options.epoch is None):
             given, missing = ("writer", "epoch") if options.epoch is None else ("epoch", "writer")
             raise InvalidInput(
@@ -71,7 +73,7 @@ class BatchWriter(DataSourceArrowWriter):
             )
         self._url = options.url
         self._stage = stage
-        self._events = events
+        self._events = options.events
         self._named = options.writer is not None
         self._batch = staging.Batch(options.writer or f"write {secrets.token_hex(12)}", options.target, options.epoch or 0)
 
@@ -95,18 +97,20 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
     Args:
         options: Where to write.
         stage: Stages the rows of a task.
-        events: Whether the rows become events; otherwise they become jobs.
+        overwrite: Whether Spark asks to replace what is there.
 
     Raises:
-        InvalidInput: The option `epoch` is given.
+        InvalidInput: The query's output is complete, or the option `epoch` is given.
     """
 
-    def __init__(self, options: WriteOptions, stage: Stage, events: bool) -> None:
+    def __init__(self, options: WriteOptions, stage: Stage, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidInput(f"a {options.place} takes no complete output", hint=_ONLY_APPEND)
         if options.epoch is not None:
             raise InvalidInput("a streaming query takes no option epoch", hint="Its batches are numbered: leave it out.")
         self._url = options.url
         self._stage = stage
-        self._events = events
+        self._events = options.events
         self._target = options.target
         self._writer = options.writer
         self._checkpoint = options.checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import ClassVar
 
 from penstock.errors import InvalidInput
 from penstock.spark.jobs.offsets import Position
@@ -80,6 +81,8 @@ class JobWriteOptions(WriteOptions):
         job: Job type of all rows; None: the column `name` has it.
     """
 
+    place: ClassVar[str] = "queue"
+    events: ClassVar[bool] = False
     job: str | None = None
 
     @classmethod

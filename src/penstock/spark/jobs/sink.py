@@ -13,7 +13,7 @@ from penstock.errors import InvalidInput
 from penstock.spark import staging
 from penstock.spark.jobs.options import JobWriteOptions
 from penstock.spark.json.to_json import as_json
-from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, check_times, copy
+from penstock.spark.writing import Stage, Staged, check_times, copy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,20 +35,10 @@ _HINT = (
 )
 
 
-def job_writer(options: JobWriteOptions, schema: StructType, overwrite: bool) -> BatchWriter:
-    """Writes one DataFrame to the queue. Raises `InvalidInput`."""
-    if overwrite:
-        raise InvalidInput("a queue cannot be overwritten", hint='Write with mode("append").')
+def job_stage(options: JobWriteOptions, schema: StructType) -> Stage:
+    """How rows with this schema are staged as jobs. Raises `InvalidInput` unless the columns are those of jobs."""
     check_schema(options, schema)
-    return BatchWriter(options, partial(stage, options), False)
-
-
-def job_stream_writer(options: JobWriteOptions, schema: StructType, overwrite: bool) -> MicroBatchWriter:
-    """Writes micro-batches to the queue. Raises `InvalidInput`."""
-    if overwrite:
-        raise InvalidInput("a queue takes no complete output", hint=ONLY_APPEND)
-    check_schema(options, schema)
-    return MicroBatchWriter(options, partial(stage, options), False)
+    return partial(stage, options)
 
 
 def check_schema(options: JobWriteOptions, schema: StructType) -> None:

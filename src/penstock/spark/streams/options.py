@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from penstock.errors import InvalidInput
 from penstock.spark.json import times
@@ -141,6 +141,8 @@ class EventWriteOptions(WriteOptions):
         stream: Stream of all rows; None: the column `topic` has it.
     """
 
+    place: ClassVar[str] = "stream"
+    events: ClassVar[bool] = True
     stream: str | None = None
 
     @classmethod

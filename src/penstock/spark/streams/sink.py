@@ -19,7 +19,7 @@ from penstock.spark import staging
 from penstock.spark.blocking import DATABASES
 from penstock.spark.json.to_json import as_json, in_json
 from penstock.spark.streams.options import EventWriteOptions
-from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, check_times, copy
+from penstock.spark.writing import Stage, Staged, check_times, copy
 from penstock.streams import queries as streams
 from penstock.streams.models import CHUNK, StreamRecord
 from penstock.streams.partitioner import Router
@@ -42,20 +42,10 @@ _IGNORED = ("offset", "timestamp")
 _HINT = f"The columns are {', '.join(COLUMNS)}. All but value may be left out, topic when the option stream is set."
 
 
-def event_writer(options: EventWriteOptions, schema: StructType, overwrite: bool) -> BatchWriter:
-    """Writes one DataFrame to streams. Raises `InvalidInput`."""
-    if overwrite:
-        raise InvalidInput("a stream cannot be overwritten", hint='Write with mode("append").')
+def event_stage(options: EventWriteOptions, schema: StructType) -> Stage:
+    """How rows with this schema are staged as events. Raises `InvalidInput` unless the columns are those of events."""
     check_schema(options, schema)
-    return BatchWriter(options, partial(stage, options), True)
-
-
-def event_stream_writer(options: EventWriteOptions, schema: StructType, overwrite: bool) -> MicroBatchWriter:
-    """Writes micro-batches to streams. Raises `InvalidInput`."""
-    if overwrite:
-        raise InvalidInput("a stream takes no complete output", hint=ONLY_APPEND)
-    check_schema(options, schema)
-    return MicroBatchWriter(options, partial(stage, options), True)
+    return partial(stage, options)
 
 
 def check_schema(options: EventWriteOptions, schema: StructType) -> None:
