@@ -146,7 +146,7 @@ def plain(column: pa.Array, kind: pa.DataType) -> list[str]:
     return [repr(value) for value in column.cast(kind).cast(as_numbers(kind)).to_pylist()]
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", pytest.param("America/New_York", marks=pytest.mark.soak)])
 def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) -> None:
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema

@@ -122,7 +122,10 @@ def test_errors_that_differ_in_what_varies_are_one_failure(spark: SparkSession, 
     )
 
 
-@pytest.mark.parametrize("step", ["jobs written", "attempts written", "rollups written", "files moved", "committed"])
+LONGER = [pytest.param(step, marks=pytest.mark.soak) for step in ("attempts written", "rollups written")]
+
+
+@pytest.mark.parametrize("step", ["jobs written", *LONGER, "files moved", "committed"])
 def test_a_run_that_ends_at_any_step_is_repeated_without_a_trace(
     spark: SparkSession, url: str, ask: Ask, lake: Lake, step: str
 ) -> None:
