@@ -47,6 +47,7 @@ read    GET     /v2/job-types                                                   
 read    GET     /v1/jobs                                                        own
 read    GET     /v1/handlers                                                    own
 read    GET     /v1/leaders                                                     own
+read    GET     /v1/doctor                                                      no
 read    GET     /v2/job-types/{name}                                            no
 read    GET     /v1/jobs/{name}                                                 no
 admin   PATCH   /v1/jobs/{name}                                                 no
