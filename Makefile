@@ -107,7 +107,7 @@ lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--group build --output-file requirements/build.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra embedded --extra compression --extra examples --extra http --extra spark --extra jdk --extra pipelines --extra delta --extra bench --extra gearman --extra encryption --extra reload --group build --group dev pyproject.toml --output-file requirements/dev.txt
+		--extra embedded --extra compression --extra examples --extra http --extra spark --extra jdk --extra pipelines --extra delta --extra bench --extra gearman --extra encryption --extra reload --extra otel --group build --group dev pyproject.toml --output-file requirements/dev.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--extra embedded --extra compression --extra examples --extra http --extra spark --extra jdk --group build --constraint requirements/dev.txt pyproject.toml --output-file requirements/run.txt
 

@@ -368,6 +368,7 @@ class Penstock(
             beside=beside,
             lifespan=self.context.hooks.running,
             keyring=self.context.keyring,
+            tracing=self.context.tracing,
         )
 
     def _said_of(self, type: JobType[Any]) -> HandlerRecord:

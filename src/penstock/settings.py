@@ -190,6 +190,10 @@ class Settings(FromEnvironment):
         default=(), description="Keys of encrypted payloads, 32 bytes in base64 each: the first encrypts, all decrypt."
     )
 
+    traces: Flag = Field(
+        default=False, description="Whether to make OpenTelemetry spans; needs `penstock[otel]` and a tracer provider."
+    )
+
     concurrency: Count = Field(
         default=100, ge=1, le=100_000, description="Maximum number of async handlers at once in one process."
     )

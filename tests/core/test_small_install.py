@@ -89,6 +89,7 @@ SITES = [
     ("import penstock\npenstock.Penstock().sync.open()", "embedded"),
     ("from penstock.testing import TemporaryDatabases\nTemporaryDatabases().__enter__()", "embedded"),
     (f"import penstock\npenstock.Penstock('postgresql://localhost/x', keys=['{KEY}'])", "encryption"),
+    ("import penstock as p\np.Penstock('postgresql://localhost/x', settings=p.Settings(traces=True))", "otel"),
     ("from penstock.streams.compression import pack\npack(b'')", "compression"),
     ("from penstock.history.lake import Lake\nLake('a', '/tmp/a')", "spark"),
     ("from penstock.history.delta import delta_package\ndelta_package()", "delta"),

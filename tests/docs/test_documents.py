@@ -47,6 +47,7 @@ ELSEWHERE = {
     "docs/embedded.md": "tests/cli/test_frameworks.py",
     "docs/frameworks.md": "tests/cli/test_frameworks.py",
     "docs/spark.md": "tests/spark/test_documents.py",
+    "docs/tracing.md": "tests/docs/test_tracing.py",
     "examples/shop/README.md": "tests/docs/test_shop.py",
 }
 BIN = Path(sys.executable).parent

@@ -406,3 +406,24 @@ async def test_process_handlers_run_in_processes_and_are_ended_at_their_time_lim
         with pytest.raises(JobFailed, match="time limit"):
             await app.wait((await crunching.spin.enqueue(1)).id)
         assert (await app.wait((await crunching.crunch.enqueue(3)).id)).result[0] == 9
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_what_a_handler_sets_in_its_context_does_not_reach_the_handlers_after_it(url: str, keyed: bool) -> None:
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
+    seen: list[str] = []
+
+    async def work(job: Job[int]) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"of job {job.data}")
+
+    async with Penstock(url, settings=Settings(concurrency=1)) as app:
+        if keyed:
+            pool = app.pool("tenants", payload=int)
+            pool.job(work)
+            await pool.enqueue_many([("acme", number) for number in range(200)])
+        else:
+            await app.job("work")(work).enqueue_many(range(200))
+        async with running_worker(app):
+            await eventually(lambda: len(seen) == 200)
+    assert set(seen) == {"none"}

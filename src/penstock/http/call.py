@@ -40,6 +40,7 @@ class Call:
         "_body_time", "_receive", "_send", "_started_at", "authorization", "body_read", "client", "debug",
         "forwarded", "forwarded_for", "host", "id", "length", "limit", "method", "origin",
         "principal", "read", "route", "scope", "secure", "service", "site", "started", "status",
+        "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, service: Service) -> None:
@@ -64,7 +65,7 @@ class Call:
         self.forwarded = self.forwarded_for = b""
         self.host = self.origin = self.site = b""
         self.length = b""
-        self.id = b""
+        self.id = self.traceparent = b""
         for name, value in scope["headers"]:
             if name == b"authorization":
                 # Two of them are none: a proxy in front of the server may have read the other one.
@@ -84,6 +85,9 @@ class Call:
                 self.forwarded_for = self.forwarded_for + b"," + value if self.forwarded_for else value
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 self.id = value
+            elif name == b"traceparent":
+                # Two of them are none.
+                self.traceparent = self.traceparent + b"," + value if self.traceparent else value
         self.id = self.id or secrets.token_hex(8).encode()
         peer: str = scope["client"][0] if scope.get("client") else ""
         self.client = service.proxies.client(peer, self.forwarded_for)

@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.records import to_json
 from penstock.core.serialization import check_numbers
+from penstock.core.tracing import valid_traceparent
 from penstock.http.auth import Principal, Role
 from penstock.http.call import Call
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, too_large
@@ -98,6 +99,11 @@ async def _path(connection: HTTPConnection) -> str:
     return path
 
 
+async def _traceparent(connection: HTTPConnection) -> str | None:
+    given = connection.headers.getlist("traceparent")
+    return valid_traceparent(given[0]) if len(given) == 1 else None
+
+
 async def _raw_body(request: Request) -> bytes:
     return await request.body()
 
@@ -141,6 +147,8 @@ OpenDatabase = Annotated[Database, Depends(_database)]
 User = Annotated[Principal, Depends(_principal)]
 # The path of the request, which errors name as their instance.
 Instance = Annotated[str, Depends(_path)]
+# The trace context of the client, as W3C Trace Context has it; None: it has none.
+Traceparent = Annotated[str | None, Depends(_traceparent)]
 # Room for one more live connection.
 Room = Annotated[None, Depends(_room)]
 # The body as it was sent, for payloads whose digits have to stay.

@@ -71,7 +71,7 @@ async def claim(
     if not rows:
         return Claim([], 0, 0)
     with CollectedLater():
-        jobs = [_new_tuple(ClaimedJob, row[:14]) for row in rows]
+        jobs = [_new_tuple(ClaimedJob, row[:15]) for row in rows]
     # The rows of a lease come as they are stored: a released job, whose row is a new version, would start behind later ones.
     several = jobs[0].lease != jobs[-1].lease
     jobs.sort(key=_SEQ)
@@ -161,7 +161,7 @@ async def claim_alone(
         None if slots is None else list(slots.values()),
         keys,
     )
-    return None if row is None else (ClaimedJob._make(row[:14]), -1 if row["at_slot"] is None else row["at_slot"])
+    return None if row is None else (ClaimedJob._make(row[:15]), -1 if row["at_slot"] is None else row["at_slot"])
 
 
 async def promise_to_begin(database: Database, holder: str, kind: str, *, retry: bool = False) -> None:
@@ -198,7 +198,7 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[
     if not settlements:
         return {}
     # By column, since a comprehension for each column takes several times as long.
-    ids, attempts, leases, outcomes, details, delays, _, written, _ = zip(*settlements, strict=True)
+    ids, attempts, leases, outcomes, details, delays, _, written, _, _ = zip(*settlements, strict=True)
     if any(written):
         return await settle(database, [settlement for settlement in settlements if not settlement.written])
     plain = outcomes.count(Outcome.SUCCEEDED) == details.count(None) == len(settlements)

@@ -52,12 +52,21 @@ async def enqueue_many(
     items = list(new)
     if key_of is not None:
         items = [_with_key(item if isinstance(item, NewJob) else NewJob(item), key_of) for item in items]
+    if (tracing := context.tracing) is None or not items:
+        return await _enqueue(context, name, codec, items, connection)
+    with tracing.sending("enqueue", name, len(items)) as traceparent:
+        return await _enqueue(context, name, codec, items, connection, traceparent)
+
+
+async def _enqueue(
+    context: Context, name: str, codec: Codec[Any], items: Sequence[Any], connection: Any, traceparent: str | None = None
+) -> list[Enqueued]:
     if without_loop():
-        return await _send_in_turn(name, codec, items, connection)
+        return await _send_in_turn(name, codec, items, connection, traceparent)
     if connection is not None:
-        return await send_batches(name, codec, items, lambda batch: enqueue_through(connection, batch))
+        return await send_batches(name, codec, items, lambda batch: enqueue_through(connection, batch), traceparent)
     database = await context.database()
-    return await send_batches(name, codec, items, lambda batch: queries.enqueue_many(database, batch))
+    return await send_batches(name, codec, items, lambda batch: queries.enqueue_many(database, batch), traceparent)
 
 
 def _with_key(job: NewJob, key_of: KeyOf) -> NewJob:
@@ -65,17 +74,22 @@ def _with_key(job: NewJob, key_of: KeyOf) -> NewJob:
 
 
 async def send_batches(
-    name: str, codec: Codec[Any], items: Sequence[Any], send: Callable[[JobColumns], Awaitable[Exceptions]]
+    name: str,
+    codec: Codec[Any],
+    items: Sequence[Any],
+    send: Callable[[JobColumns], Awaitable[Exceptions]],
+    traceparent: str | None = None,
 ) -> list[Enqueued]:
     """Send payloads or `NewJob`s in atomic batches of 10,000. Returns a receipt for each, in order.
 
-    When a batch cannot be prepared or sent, the batches before it are enqueued and those after it are not.
+    When a batch cannot be prepared or sent, the batches before it are enqueued and those after it are not. `traceparent` is the
+    trace context of all jobs; None: they have none.
     """
     if not items:
         return []
     if len(items) <= _SLICE:
         # Nothing is to be prepared meanwhile: a single enqueue needs neither a task nor an iteration of the loop.
-        batch = make_batch(name, codec, items)
+        batch = make_batch(name, codec, items, traceparent)
         return receipts_of(batch, await send(batch))
     receipts: list[Enqueued] = []
     sending: asyncio.Task[Exceptions] | None = None
@@ -85,7 +99,7 @@ async def send_batches(
             slices = []
             for at in range(start, min(start + MOST_AT_ONCE, len(items)), _SLICE):
                 with CollectedLater():
-                    slices.append(make_batch(name, codec, items[at : min(at + _SLICE, start + MOST_AT_ONCE)]))
+                    slices.append(make_batch(name, codec, items[at : min(at + _SLICE, start + MOST_AT_ONCE)], traceparent))
                 await asyncio.sleep(0)
             exceptions = await sending if sending is not None else {}
             before, under_way = under_way, _joined(slices)
@@ -107,19 +121,21 @@ async def send_batches(
     return receipts
 
 
-async def _send_in_turn(name: str, codec: Codec[Any], items: Sequence[Any], connection: Any) -> list[Enqueued]:
+async def _send_in_turn(
+    name: str, codec: Codec[Any], items: Sequence[Any], connection: Any, traceparent: str | None
+) -> list[Enqueued]:
     """`send_batches` in a blocking call, where there is no loop to make a batch while another one is sent."""
     receipts: list[Enqueued] = []
     for start in range(0, len(items), MOST_AT_ONCE):
-        batch = make_batch(name, codec, items[start : start + MOST_AT_ONCE])
+        batch = make_batch(name, codec, items[start : start + MOST_AT_ONCE], traceparent)
         receipts += receipts_of(batch, await enqueue_through(connection, batch))
     return receipts
 
 
-def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> JobColumns:
+def make_batch(name: str, codec: Codec[Any], items: Sequence[Any], traceparent: str | None = None) -> JobColumns:
     """The columns of jobs that are given as payloads or `NewJob`s. A column is None when all its values are the default."""
     if not any(isinstance(item, NewJob) for item in items):
-        return JobColumns(name, [make_id() for _ in items], [codec.dump(data) for data in items])
+        return JobColumns(name, [make_id() for _ in items], [codec.dump(data) for data in items], traceparent=traceparent)
     new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
 
     def column(values: list[Any], default: Any = None) -> list[Any] | None:
@@ -138,7 +154,7 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> JobColumns
     ids = [make_id() if job.id is None else parse_id(job.id) for job in new]
     data = [codec.dump(job.data) for job in new]
     if list(map(_OPTIONS_OF, new)).count(_NO_OPTIONS) == len(new):
-        return JobColumns(name, ids, data)
+        return JobColumns(name, ids, data, traceparent=traceparent)
     return JobColumns(
         name,
         ids,
@@ -149,6 +165,7 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> JobColumns
         column([aware("expires_at", job.expires_at) for job in new]),
         texts("unique", [job.unique for job in new]),
         column([own_options(job) for job in new]),
+        traceparent,
     )
 
 
@@ -198,6 +215,7 @@ def _joined(slices: Sequence[JobColumns]) -> JobColumns:
         column("expires_at"),
         column("unique"),
         column("options"),
+        slices[0].traceparent,
     )
 
 

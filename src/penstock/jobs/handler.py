@@ -14,6 +14,7 @@ from penstock.core.blocking import run_without_loop
 from penstock.core.checks import check_choice
 from penstock.core.dependencies import name_of, unwrapped
 from penstock.core.logs import add_context
+from penstock.core.tracing import trace_id_of
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.models import Executor
 
@@ -57,6 +58,8 @@ class Job(Generic[T]):
         data: Payload.
         created_at: Time of the enqueue, by the database's clock.
         snoozes: How often the handler has put this job off (`Snooze`).
+        traceparent: Trace context (W3C) of the handler's span, or of the producer when this application makes no spans; None:
+            there is none.
     """
 
     id: UUID
@@ -68,6 +71,7 @@ class Job(Generic[T]):
     created_at: datetime
     control: JobControl | None = field(default=None, repr=False, compare=False)
     snoozes: int = 0
+    traceparent: str | None = None
 
     async def extend(self, duration: timedelta | None = None) -> None:
         """Extend the job's lease to `duration` from now (None: the visibility timeout).
@@ -159,7 +163,8 @@ def _fields_of_job() -> dict[str, Any]:
     job = _current.get(None)
     if job is None:
         return {}
-    return {"job_id": str(job.id), "job_type": job.name, "key": job.key, "attempt": job.attempt}
+    fields = {"job_id": str(job.id), "job_type": job.name, "key": job.key, "attempt": job.attempt}
+    return fields if job.traceparent is None else {**fields, "trace_id": trace_id_of(job.traceparent)}
 
 
 # Lines that a handler logs say which job they are of.

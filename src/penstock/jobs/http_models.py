@@ -61,6 +61,7 @@ class Claimed:
     lease_s: float
     time_limit: Annotated[Seconds | None, Field(alias="time_limit_s")]
     snoozes: int
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ClaimedJobs:
                 "id": _ID, "name": "invoice-shipments", "attempt": 1, "max_attempts": 3, "priority": 0, "key": None,
                 "data": {"shipmentId": "shp_123"}, "created_at": _AT, "run_after": _AT, "lease": 17, "lease_s": 420,
                 "time_limit_s": None, "snoozes": 0,
+                "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             }
         ]
     })  # fmt: skip

@@ -147,6 +147,7 @@ class ClaimedJob(NamedTuple):
     lease_s: float
     time_limit_s: float | None = None
     snoozes: int = 0
+    traceparent: str | None = None  # trace context of its producer
 
 
 class Settlement(NamedTuple):
@@ -161,6 +162,7 @@ class Settlement(NamedTuple):
     name: str = ""  # name of the job type, for the log and the metrics
     written: bool = False  # the job is finished: its handler's own transaction wrote that
     key: str | None = None  # for the log, of results that it shows
+    trace_id: str | None = None  # likewise
 
 
 def make_id() -> UUID:

@@ -26,7 +26,8 @@ class JobColumns:
     """Jobs of one type as columns, the form in which they travel to the database.
 
     `data` is JSON text; None instead of a column means the default for all jobs; a timedelta counts from now. `options` has the
-    `OWN_OPTIONS` of the jobs that have any, spans in seconds.
+    `OWN_OPTIONS` of the jobs that have any, spans in seconds, and may have the `traceparent` of a job. `traceparent` is that of
+    all jobs.
     """
 
     name: str
@@ -38,11 +39,15 @@ class JobColumns:
     expires_at: Sequence[datetime | timedelta | None] | None = None
     unique: Sequence[str | None] | None = None
     options: Sequence[Mapping[str, Any] | None] | None = None
+    traceparent: str | None = None
 
     @property
     def options_text(self) -> list[str | None] | None:
         """The options as JSON text."""
-        return None if self.options is None else [None if own is None else orjson.dumps(own).decode() for own in self.options]
+        shared = {} if self.traceparent is None else {"traceparent": self.traceparent}
+        if self.options is None:
+            return [orjson.dumps(shared).decode()] * len(self.ids) if shared else None
+        return [orjson.dumps({**shared, **(own or {})}).decode() if own or shared else None for own in self.options]
 
 
 _ENQUEUE = "select * from penstock.enqueue_many($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)"
@@ -58,7 +63,7 @@ def enqueue_call(batch: JobColumns) -> tuple[Any, ...]:
     """The statement that enqueues a batch, and its parameters. `exceptions_by_index` reads its rows."""
     if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
         return _ENQUEUE_JSON, batch.name, as_json(batch)
-    if batch.options is not None:
+    if batch.options is not None or batch.traceparent is not None:
         return _ENQUEUE_WITH_OPTIONS, *enqueue_arguments(batch), batch.options_text
     return _ENQUEUE, *enqueue_arguments(batch)
 
@@ -89,6 +94,8 @@ def as_json(batch: JobColumns) -> str:
     documents = []
     for index, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
         document: dict[str, Any] = {"id": str(id), "data": orjson.Fragment(data)}
+        if batch.traceparent is not None:
+            document["traceparent"] = batch.traceparent
         for name, values in columns.items():
             if values is not None and values[index] is not None:
                 document[name] = values[index]

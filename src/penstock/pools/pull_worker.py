@@ -209,6 +209,7 @@ class PoolWorker(Generic[T]):
             claimed.created_at,
             pulled,
             claimed.snoozes,
+            claimed.traceparent,
         )
         job._background = self._context.background
         job._pulled = pulled

@@ -125,7 +125,7 @@ async def claim(
     last = rows[-1]
     at = None if last["at_slot"] is None else (last["at_slot"], last["at_key"])
     quanta = {} if last["weights"] is None else orjson.loads(last["weights"])
-    found = [(ClaimedJob._make(row[:14]), row["at_slot"]) for row in rows[:-1]]
+    found = [(ClaimedJob._make(row[:15]), row["at_slot"]) for row in rows[:-1]]
     if any(job.data is None for job, _ in found):
         readable = {job.id for job in await claim_queries.only_readable(database, [job for job, _ in found])}
         found = [(job, slot) for job, slot in found if job.id in readable]

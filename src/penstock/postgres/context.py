@@ -17,6 +17,7 @@ from penstock.core.blocking import BackgroundLoop, without_loop
 from penstock.core.encryption import Keyring
 from penstock.core.hooks import Hooks
 from penstock.core.logs import get_logger
+from penstock.core.tracing import Tracing
 from penstock.errors import DatabaseUnavailable
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
@@ -44,6 +45,7 @@ class Context:
         keyring: Keys of encrypted payloads.
         background: Event loop on which blocking calls run.
         hooks: What the application puts around its handlers.
+        tracing: Its spans; None: it has none.
     """
 
     def __init__(self, settings: Settings, opened: Callable[[], Awaitable[None]]) -> None:
@@ -56,6 +58,7 @@ class Context:
         self._held: dict[int, EmbeddedServer] = {}
         self.background = BackgroundLoop()
         self.hooks = Hooks()
+        self.tracing = Tracing() if settings.traces else None
 
     @property
     def is_open(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, overload
@@ -388,6 +388,25 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.payloads)
+
+    def traced(self, traceparent: str | None) -> Columns:
+        """The same events, with a trace context in the headers of those that have none; None: unchanged.
+
+        Args:
+            traceparent: The trace context.
+        """
+        if traceparent is None:
+            return self
+        alone = f'{{"traceparent":"{traceparent}"}}'
+        if self.headers is None:
+            headers: list[str | None] = [alone] * len(self)
+        else:
+            # The headers of an event are the text of an object that is not empty.
+            headers = [
+                alone if text is None else text if '"traceparent"' in text else f"{alone[:-1]},{text.lstrip()[1:]}"
+                for text in self.headers
+            ]
+        return replace(self, headers=headers)
 
 
 def chunked(count: int) -> Iterator[int]:

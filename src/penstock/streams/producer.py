@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from penstock.core.tracing import sending
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
 from penstock.streams import queries as streams
 from penstock.streams.declared_stream import DeclaredStream
@@ -88,11 +89,13 @@ class Producer(Generic[T]):
 
         async def once() -> Appended:
             await self.stream.ready()
-            return await self.stream.accumulator().append_through(columns, send)
+            return await self.stream.accumulator().append_through(traced, send)
 
         before, self._open = self._open, columns
         try:
-            receipts = await (database.retrying(once) if retry else once())
+            with sending(self.stream.context.tracing, "append", self.stream.name, len(columns)) as traceparent:
+                traced = columns.traced(traceparent)
+                receipts = await (database.retrying(once) if retry else once())
         except DatabaseUnavailable:
             raise
         except PenstockError:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from penstock.core.blocking import without_loop
 from penstock.core.checks import check_documentation, check_function, check_many, check_name, check_number, check_text
+from penstock.core.tracing import sending
 from penstock.errors import InvalidInput
 from penstock.streams import queries as streams
 from penstock.streams.checks import check_group, check_partitions, check_start
@@ -182,11 +183,13 @@ class Stream(GroupControl[T], Generic[T]):
             Positions of the events, in the given order.
         """
         columns = self.encoding.columns(items)
-        if not without_loop():
-            await self.ready()
-        if connection is None:
-            return await self.accumulator().append(columns)
-        return await append_through(connection, self.name, columns)
+        with sending(self.context.tracing, "append", self.name, len(columns)) as traceparent:
+            columns = columns.traced(traceparent)
+            if not without_loop():
+                await self.ready()
+            if connection is None:
+                return await self.accumulator().append(columns)
+            return await append_through(connection, self.name, columns)
 
     def producer(self, id: str | None = None, *, sequence: int | None = None) -> Producer[T]:
         """A producer whose appends can be repeated without duplicates.

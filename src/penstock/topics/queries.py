@@ -81,7 +81,12 @@ PUBLISH = "select * from penstock.publish_json({0}, cast({1} as jsonb))"
 
 
 def publish_document(
-    data: str, id: UUID, unique: str | None, run_after: datetime | timedelta | None, expires_at: datetime | timedelta | None
+    data: str,
+    id: UUID,
+    unique: str | None,
+    run_after: datetime | timedelta | None,
+    expires_at: datetime | timedelta | None,
+    traceparent: str | None = None,
 ) -> str:
     """The message as the document of `penstock.publish_json`; `data` is JSON text, a timedelta counts from now."""
     document = {
@@ -90,6 +95,7 @@ def publish_document(
         "unique_key": unique,
         "run_after": run_after,
         "expires_at": expires_at,
+        "traceparent": traceparent,
     }
     return orjson.dumps({name: value for name, value in document.items() if value is not None}, default=_seconds).decode()
 

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from penstock.core.checks import check_flag, check_many, check_name, check_number, check_span, check_text
 from penstock.core.encryption import SealedCodec, opened_entry, owned_by
 from penstock.core.serialization import Codec
+from penstock.core.tracing import sending
 from penstock.errors import InvalidInput
 from penstock.jobs.declarations import Decorator, JobOptions, options_of
 from penstock.jobs.enqueue import aware
@@ -135,19 +136,19 @@ class Topic(Generic[T]):
         """
         check_span("timeout", timeout, zero=True)
         check_flag("background", background)
-        document = self.document(data, id, unique, run_after, expires_at)
-        if connection is not None:
-            if not background:
-                raise InvalidInput(
-                    "background=False cannot be combined with connection: receivers see a message only after the commit",
-                    hint="Publish with background=False without connection, or call outcomes after the commit.",
-                )
-            if self.context.is_open:
-                await self._ready()
-            return (await publish_through(connection, self.name, [document]))[0]
-        await self._ready()
-        database = await self.context.database()
-        receipt = await topics.publish(database, self.name, document)
+        if connection is not None and not background:
+            raise InvalidInput(
+                "background=False cannot be combined with connection: receivers see a message only after the commit",
+                hint="Publish with background=False without connection, or call outcomes after the commit.",
+            )
+        with sending(self.context.tracing, "publish", self.name, 1) as traceparent:
+            document = self.document(data, id, unique, run_after, expires_at, traceparent)
+            if connection is not None:
+                if self.context.is_open:
+                    await self._ready()
+                return (await publish_through(connection, self.name, [document]))[0]
+            await self._ready()
+            receipt = await topics.publish(await self.context.database(), self.name, document)
         return receipt if background else await self.outcomes(receipt, timeout=timeout)
 
     async def publish_many(
@@ -171,17 +172,20 @@ class Topic(Generic[T]):
         Raises:
             InvalidInput: A message or an argument is not valid; the batches before it are published.
         """
-        documents = self.documents(messages, ids)
-        receipts: list[Published] = []
-        if connection is None or self.context.is_open:
-            await self._ready()
-        for start in range(0, len(documents), BATCH):
-            batch = documents[start : start + BATCH]
-            if connection is None:
-                receipts += await topics.publish_many(await self.context.database(), self.name, batch)
-            else:
-                receipts += await publish_through(connection, self.name, batch)
-        return receipts
+        check_many("messages", messages, 'publish_many([{"a": 1}, NewMessage({"a": 2}, unique="x")])')
+        given = list(messages)
+        with sending(self.context.tracing, "publish", self.name, len(given)) as traceparent:
+            documents = self.documents(given, ids, traceparent)
+            receipts: list[Published] = []
+            if connection is None or self.context.is_open:
+                await self._ready()
+            for start in range(0, len(documents), BATCH):
+                batch = documents[start : start + BATCH]
+                if connection is None:
+                    receipts += await topics.publish_many(await self.context.database(), self.name, batch)
+                else:
+                    receipts += await publish_through(connection, self.name, batch)
+            return receipts
 
     async def outcomes(self, receipt: Published, *, timeout: timedelta = timedelta(0)) -> Published:
         """Wait for all receivers, at most for `timeout`. Returns the receipt with the outcomes.
@@ -223,6 +227,7 @@ class Topic(Generic[T]):
         unique: str | None,
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
+        traceparent: str | None = None,
     ) -> str:
         """A message as a document for the database.
 
@@ -232,16 +237,20 @@ class Topic(Generic[T]):
             unique: See `NewMessage`.
             run_after: See `NewMessage`.
             expires_at: See `NewMessage`.
+            traceparent: Its trace context; None: it has none.
         """
         payload = "{}" if data is None and not self.encrypted else self.codec.dump({} if data is None else data)  # type: ignore[arg-type]
-        return self._document(payload, id, unique, run_after, expires_at)
+        return self._document(payload, id, unique, run_after, expires_at, traceparent)
 
-    def documents(self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None) -> list[str]:
+    def documents(
+        self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None, traceparent: str | None = None
+    ) -> list[str]:
         """Messages as documents for the database.
 
         Args:
             messages: Payloads, or `NewMessage`s for messages with more than a payload.
             ids: Identity of each message; None: those that the messages have.
+            traceparent: Their trace context; None: they have none.
         """
         check_many("messages", messages, 'publish_many([{"a": 1}, NewMessage({"a": 2}, unique="x")])')
         if ids is not None:
@@ -251,7 +260,7 @@ class Topic(Generic[T]):
         if len(given) != len(new):
             raise InvalidInput(f"{len(new)} messages have {len(given)} ids", hint="Give an id for each message, or none at all.")
         return [
-            self._document(self.codec.dump(message.data), id, message.unique, message.run_after, message.expires_at)
+            self._document(self.codec.dump(message.data), id, message.unique, message.run_after, message.expires_at, traceparent)
             for message, id in zip(new, given, strict=True)
         ]
 
@@ -262,12 +271,13 @@ class Topic(Generic[T]):
         unique: str | None,
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
+        traceparent: str | None,
     ) -> str:
         if unique is not None:
             check_text("unique", unique)
         message_id = make_id() if id is None else parse_id(id)
         run_after, expires_at = aware("run_after", run_after), aware("expires_at", expires_at)
-        return topics.publish_document(payload, message_id, unique, run_after, expires_at)
+        return topics.publish_document(payload, message_id, unique, run_after, expires_at, traceparent)
 
     # -- subscribing
 

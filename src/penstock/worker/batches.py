@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from penstock.core.tracing import Tracing
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Job, Jobs
 from penstock.jobs.worked import BatchOptions, NotStarted, WorkedType
@@ -52,12 +54,14 @@ class Batcher:
         worked: The job type.
         options: Size of a batch, and how long the first job of a batch waits for others.
         call: Calls the handler with its dependencies, on the loop or in a thread, with the batch that a function returns there.
+        tracing: Makes a span of each call; None: there are none.
     """
 
-    def __init__(self, worked: WorkedType, options: BatchOptions, call: Call) -> None:
+    def __init__(self, worked: WorkedType, options: BatchOptions, call: Call, tracing: Tracing | None = None) -> None:
         self._worked = worked
         self._options = options
         self._call = call
+        self._tracing = tracing
         self._gathering: dict[str | None, _Gathering] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -121,7 +125,8 @@ class Batcher:
             return await self._call(worked, taken, dependencies)
 
         try:
-            answer = await (call({}) if worked.around is None else worked.around(batch, call))
+            with nullcontext() if self._tracing is None else self._span(self._tracing, batch):
+                answer = await (call({}) if worked.around is None else worked.around(batch, call))
             handed = members
             outcomes = _outcomes(worked.name, answer, len(handed))
         except BaseException as error:
@@ -131,6 +136,11 @@ class Batcher:
         for member, outcome in zip(handed, outcomes, strict=True):
             if not member.outcome.done():
                 member.outcome.set_result(outcome)
+
+    def _span(self, tracing: Tracing, batch: Jobs[Any]) -> AbstractContextManager[None]:
+        one = len(batch) == 1
+        attributes = {"messaging.message.id": str(batch[0].id), "penstock.attempt": batch[0].attempt} if one else {}
+        return tracing.processing(self._worked.name, [job.traceparent for job in batch], batch[0].attempt, attributes)
 
 
 def _waiting(members: Sequence[_Member]) -> list[_Member]:

@@ -152,4 +152,5 @@ def _became(result: Settlement, outcomes: Mapping[UUID, str]) -> str:
 
 def _fields(result: Settlement) -> dict[str, Any]:
     """What every line of the log about a job says."""
-    return {"job_id": str(result.id), "job_type": result.name or None, "key": result.key, "attempt": result.attempt}
+    fields = {"job_id": str(result.id), "job_type": result.name or None, "key": result.key, "attempt": result.attempt}
+    return fields if result.trace_id is None else {**fields, "trace_id": result.trace_id}

@@ -8,8 +8,9 @@ runs in a task of its own, so that its context variables end with it.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.core import measuring
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
+from penstock.core.tracing import Tracing
 from penstock.core.user_code import in_thread
 from penstock.jobs.handler import set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
@@ -34,6 +36,7 @@ from penstock.worker.lanes import Lane, lanes_of
 from penstock.worker.outcomes import finished, not_committed, released, settlement_of, stopped
 from penstock.worker.reports import Reports
 from penstock.worker.running import Running, job_of
+from penstock.worker.traced import run_traced
 
 log = get_logger("penstock.worker")
 
@@ -49,6 +52,7 @@ class Executor:
         reports: Receives what the jobs report.
         begin_all: Whether every job is recorded as begun before it starts, not only those of `at_most_once` types.
         may_start: Whether this process still owns the jobs that it claimed from queues.
+        tracing: Spans of the handlers; None: they have none.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Executor:
         *,
         begin_all: bool = False,
         may_start: Callable[[], bool] = lambda: True,
+        tracing: Tracing | None = None,
     ) -> None:
         self.database = database
         self.confirmer = Confirmer(database)
@@ -77,7 +82,7 @@ class Executor:
         self._calls = HandlerCalls(settings)
         self._threads = self._calls.threads
         self._batchers = {
-            worked.name: Batcher(worked, worked.batch, self._calls.call_batch)
+            worked.name: Batcher(worked, worked.batch, self._calls.call_batch, tracing)
             for worked in types.values()
             if worked.batch is not None
         }
@@ -89,6 +94,12 @@ class Executor:
         if (meter := measuring.meter) is not None:
             self._note_ended = meter.ended.append
             meter.expect(types)
+        # How a job runs is decided once, so that a worker without traces has nothing to check for each.
+        self._attempt: Callable[[Running], Coroutine[Any, Any, Settlement | None]] = (
+            self._run if tracing is None else partial(run_traced, tracing, self._run)
+        )
+        # Of the worker itself: what a handler sets must not reach the handlers that start when it ends.
+        self._context = contextvars.copy_context()
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
@@ -178,6 +189,7 @@ class Executor:
 
     async def run(self) -> None:
         """Watch the time limits until cancelled."""
+        self._context = contextvars.copy_context()
         while True:
             await asyncio.sleep(0.1)
             now = time.monotonic()
@@ -204,7 +216,7 @@ class Executor:
                 break
         return not self._jobs
 
-    def _unfinished_tasks(self) -> list[asyncio.Task[None]]:
+    def _unfinished_tasks(self) -> list[asyncio.Task[Any]]:
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         tasks += [
             job.finishing.task for job in self._jobs.values() if job.finishing is not None and job.finishing.task is not None
@@ -276,22 +288,22 @@ class Executor:
             if self._begin_all or running.worked.once:
                 self._recorder.begin(running)
             else:
-                running.task = self.loop.create_task(self._run(running))
+                running.task = self.loop.create_task(self._attempt(running), context=self._context.copy())
 
     def _recorded(self, running: Running, begun: bool) -> None:
         # A job that was lost or cancelled meanwhile does not start: its settlement reports that, or is stale.
         if begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
-            running.task = self.loop.create_task(self._run(running))
+            running.task = self.loop.create_task(self._attempt(running), context=self._context.copy())
         else:
             self._free(running, stopped(running))
 
-    async def _run(self, running: Running) -> None:
+    async def _run(self, running: Running) -> Settlement | None:
         # Written inline, since each call that is made once for each job costs measurable time.
         claimed, worked = running.claimed, running.worked
         # A process can be suspended at any point: another worker may have the job by now.
         if time.monotonic() >= running.deadline or not running.may_start():
             self._free(running, stopped(running))
-            return
+            return None
         kind = worked.kind
         running.entered = True
         settlement: Settlement | None
@@ -319,6 +331,7 @@ class Executor:
         # The context of the task refers to the job, and the job to its task: without the circle no collection has to find them.
         running.task = None
         self._free(running, settlement)
+        return settlement
 
     def _interrupt(self, running: Running) -> None:
         """Cancel the task of a job. A task that is cancelled before its first step runs none of its code, so that it can neither

@@ -61,7 +61,7 @@ class HandlerCalls:
         # The task is cancelled when the time is over; later than that, the event loop is blocked.
         limit_s = max(running.deadline - time.monotonic(), 0.1) + _PROCESS_ENDS_S
         # Decrypted here: the process has no keys.
-        claimed = running.claimed._replace(data=plain_text_of(running))
+        claimed = running.claimed._replace(data=plain_text_of(running), traceparent=running.traceparent)
         return await self._children.call(limit_s, call_in_process, handler.__module__, handler.__qualname__, claimed)
 
     def close(self) -> None:

@@ -36,14 +36,32 @@ def stopped(running: Running) -> Settlement:
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         text = running.worked.sealed_error(claimed.id, detail)
-        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name, key=claimed.key)
+        return Settlement(
+            claimed.id,
+            claimed.attempt,
+            running.lease,
+            Outcome.FAILED,
+            text,
+            None,
+            claimed.name,
+            key=claimed.key,
+            trace_id=running.trace_id,
+        )
     cause = "was declared dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = running.worked.sealed_error(claimed.id, detail)
     if running.reason == "lost":
         # As recovery does with the jobs of a dead worker: the attempt is used up, so that its number is not given twice.
         return Settlement(
-            claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, timedelta(0), claimed.name, key=claimed.key
+            claimed.id,
+            claimed.attempt,
+            running.lease,
+            Outcome.FAILED,
+            text,
+            timedelta(0),
+            claimed.name,
+            key=claimed.key,
+            trace_id=running.trace_id,
         )
     # A release with a detail counts as started; an at_most_once job then fails, since it may start only once.
     return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.RELEASED, text, None, claimed.name)
@@ -75,7 +93,17 @@ def not_committed(running: Running) -> Settlement:
     claimed = running.claimed
     error = {"type": "NotCommitted", "message": "the transaction in which the handler called finish() was not committed"}
     text = running.worked.sealed_error(claimed.id, error)
-    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name, key=claimed.key)
+    return Settlement(
+        claimed.id,
+        claimed.attempt,
+        running.lease,
+        Outcome.FAILED,
+        text,
+        None,
+        claimed.name,
+        key=claimed.key,
+        trace_id=running.trace_id,
+    )
 
 
 def finished(running: Running) -> Settlement:
@@ -91,14 +119,30 @@ def _quarantined(running: Running, error: Exception) -> Settlement:
         claimed.id, claim_queries.quarantined_error(f"its payload cannot be read: {message_of(error)}")
     )
     return Settlement(
-        claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail, None, claimed.name, key=claimed.key
+        claimed.id,
+        claimed.attempt,
+        running.lease,
+        Outcome.QUARANTINED,
+        detail,
+        None,
+        claimed.name,
+        key=claimed.key,
+        trace_id=running.trace_id,
     )
 
 
 def _snoozed(running: Running, snooze: Snooze) -> Settlement:
     claimed = running.claimed
     return Settlement(
-        claimed.id, claimed.attempt, running.lease, Outcome.SNOOZED, None, snooze.duration, claimed.name, key=claimed.key
+        claimed.id,
+        claimed.attempt,
+        running.lease,
+        Outcome.SNOOZED,
+        None,
+        snooze.duration,
+        claimed.name,
+        key=claimed.key,
+        trace_id=running.trace_id,
     )
 
 
@@ -124,4 +168,5 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         error.after if isinstance(error, Retry) else None,
         claimed.name,
         key=claimed.key,
+        trace_id=running.trace_id,
     )

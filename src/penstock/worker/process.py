@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from functools import reduce
 from typing import Any
 
@@ -39,10 +40,13 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
         data,
         claimed.created_at,
         snoozes=claimed.snoozes,
+        traceparent=claimed.traceparent,
     )
     set_current_job(job)
+    tracing = found.context.tracing if isinstance(found, JobType) else None
     try:
-        return Solver({Job: job}, {}).call_blocking(signature.plan, lambda dependencies: handler(job, **dependencies))
+        with nullcontext() if tracing is None else tracing.within(claimed.traceparent):
+            return Solver({Job: job}, {}).call_blocking(signature.plan, lambda dependencies: handler(job, **dependencies))
     except StopIteration as error:
         # A future cannot carry StopIteration.
         raise RuntimeError(f"the handler raised {error!r}") from error

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.core.encryption import Sealer
+from penstock.core.tracing import trace_id_of
 from penstock.core.user_code import message_of
 from penstock.errors import KeyMissing, Unreadable
 from penstock.jobs.handler import Job
@@ -24,7 +25,7 @@ from penstock.worker.reports import Lines
 class Running(HeldJob):
     """A claimed job that waits for a place, or whose handler runs."""
 
-    __slots__ = ("deadline", "entered", "lane", "latest", "limit", "since", "started", "task", "worked")
+    __slots__ = ("deadline", "entered", "lane", "latest", "limit", "since", "started", "task", "traceparent", "worked")
 
     def __init__(
         self,
@@ -48,10 +49,16 @@ class Running(HeldJob):
         self.since = 0.0  # when it got its place, by the monotonic clock
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self.finishing: Finishing | None = None  # its handler has called finish
         self.lines: Lines | None = None  # of its log, which are not written yet
         self.reason: str | None = None  # why its handler was told to stop
+        self.traceparent = claimed.traceparent  # of its producer, then of the span of its handler
+
+    @property
+    def trace_id(self) -> str | None:
+        """Id of its trace, for the log."""
+        return trace_id_of(self.traceparent)
 
     @property
     def sealer(self) -> Sealer:
@@ -84,6 +91,7 @@ def job_of(running: Running) -> Job[Any]:
         claimed.created_at,
         running,
         claimed.snoozes,
+        running.traceparent,
     )
 
 

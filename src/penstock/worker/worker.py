@@ -16,6 +16,7 @@ from typing import Any, Literal
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
+from penstock.core.tracing import Tracing
 from penstock.errors import NotFound, PenstockError
 from penstock.groups import heartbeat
 from penstock.jobs import claim_queries, type_queries
@@ -81,6 +82,7 @@ class Worker:
         results: Receives results; None: new ones.
         lifespan: What is set up before the first handler and cleaned up after the last one.
         keyring: Keys of encrypted payloads; None: the worker has none.
+        tracing: Spans of the handlers; None: they have none.
 
     Attributes:
         work: What the worker works on.
@@ -101,6 +103,7 @@ class Worker:
         results: Results | None = None,
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         keyring: Keyring | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.work = work
         self.ended: list[PenstockError] = []
@@ -108,6 +111,7 @@ class Worker:
         self._settings = settings
         self._process = process or new_member_id()
         self._keyring = keyring or Keyring()
+        self._tracing = tracing
         self._beside = beside or {}
         self._before_stopping_handlers = before_stopping_handlers
         self._lifespan = lifespan
@@ -152,6 +156,7 @@ class Worker:
             self._completer.reports,
             begin_all=self.work.dispatches,
             may_start=self._registration.may_start,
+            tracing=self._tracing,
         )
 
     def _make_fetcher(self, executor: Executor, admission: AdmissionControl) -> Fetcher[QueueSource] | None:
@@ -250,7 +255,8 @@ class Worker:
             Halted, NotFound: A consumer halted, or its stream was dropped. The other work continues until `stop`, or until none
                 is left; the error is raised at the end.
         """
-        async with self._lifespan():
+        tracing = nullcontext() if self._tracing is None else self._tracing.exporting()
+        async with tracing, self._lifespan():
             await self._run()
 
     async def _run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import Request, Response
@@ -14,7 +15,7 @@ from penstock.http.jobs.enqueuing import New, batch_of
 from penstock.http.jobs.models import BatchJob
 from penstock.http.ndjson import CONTENT, LineOutcome, Lines, outcomes
 from penstock.http.openapi import json_body
-from penstock.http.routing import BATCH, CurrentService, OpenType, router
+from penstock.http.routing import BATCH, CurrentService, OpenType, Traceparent, router
 from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import make_id
@@ -40,7 +41,7 @@ class BatchOutcome(LineOutcome):
     responses=outcomes(BatchOutcome, _OUTCOME),
     openapi_extra=json_body(BatchJob, _EXAMPLE, content=CONTENT),
 )
-async def enqueue_batch(request: Request, name: OpenType, service: CurrentService) -> Response:
+async def enqueue_batch(request: Request, name: OpenType, service: CurrentService, traceparent: Traceparent) -> Response:
     """Enqueue a job for each line; answers with a line for each: an outcome, or an error.
 
     A line that cannot be enqueued does not stop the others; after 1,000 errors the bad lines are told as ranges. When the
@@ -53,13 +54,13 @@ async def enqueue_batch(request: Request, name: OpenType, service: CurrentServic
     async def write(part: list[New]) -> Sequence[Mapping[str, Any]]:
         return await _enqueue(database, name, part)
 
-    return await Lines(_read, write, longest=_LONGEST_LINE).answer(request)
+    return await Lines(partial(_read, traceparent), write, longest=_LONGEST_LINE).answer(request)
 
 
-def _read(line: bytes) -> New:
+def _read(traceparent: str | None, line: bytes) -> New:
     parsed, data = bodies.batch_line(line)
     id = bodies.job_id(parsed.id) if parsed.id is not None else make_id()
-    return New(id, bodies.check_data(data), parsed)
+    return New(id, bodies.check_data(data), parsed, traceparent)
 
 
 async def _enqueue(database: Database, name: str, part: list[New]) -> Sequence[Mapping[str, Any]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 from penstock.core.coalescing import GroupCommit
+from penstock.core.tracing import valid_traceparent
 from penstock.errors import NotFound
 from penstock.http import bodies, shapes
 from penstock.http.auth import Principal
@@ -24,12 +27,18 @@ _MOST_CALLBACKS = 500
 class New:
     """A job on its way to a group commit."""
 
-    __slots__ = ("body", "data", "id")
+    __slots__ = ("body", "data", "id", "traceparent")
 
-    def __init__(self, id: UUID, data: str, body: bodies.NewJobBody) -> None:
+    def __init__(self, id: UUID, data: str, body: bodies.NewJobBody, traceparent: str | None = None) -> None:
         self.id = id
         self.data = data
         self.body = body
+        self.traceparent = traceparent
+
+    @property
+    def own(self) -> Mapping[str, Any] | None:
+        """Its own options, and its trace context."""
+        return self.body.own if self.traceparent is None else {**(self.body.own or {}), "traceparent": self.traceparent}
 
 
 class SingleJobs:
@@ -49,13 +58,13 @@ class SingleJobs:
         )
 
     async def put(
-        self, principal: Principal, name: str, given_id: str, body: bytes, instance: str
+        self, principal: Principal, name: str, given_id: str, body: bytes, instance: str, traceparent: bytes = b""
     ) -> tuple[bytes, EnqueueOutcome]:
         """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
         new, data = bodies.new_job(body, instance)
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
-        put = await self.enqueue(name, id, bodies.check_data(data), new)
+        put = await self.enqueue(name, id, bodies.check_data(data), new, valid_traceparent(traceparent.decode("latin-1")))
         if put.name is not None:
             # The id may be that of a job of another type.
             principal.require_job(put.name, instance)
@@ -65,10 +74,10 @@ class SingleJobs:
             )
         return shapes.put_job(put, data), put.outcome
 
-    async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody) -> Put:
+    async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody, traceparent: str | None = None) -> Put:
         """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""
         try:
-            put = await self._puts.submit(name, New(id, data, body))
+            put = await self._puts.submit(name, New(id, data, body, traceparent))
         except NotFound:
             raise no_such_type(name) from None
         self._metrics.enqueued(name, put.outcome)
@@ -140,12 +149,13 @@ def batch_of(name: str, jobs: list[New]) -> JobColumns:
         and job.body.key is None
         and not job.body.priority
         and job.body.unique is None
-        and job.body.own is None
+        and job.own is None
         for job in jobs
     )
     ids, data = [job.id for job in jobs], [job.data for job in jobs]
     if plain:
         return JobColumns(name, ids, data)
+    own = [job.own for job in jobs]
     return JobColumns(
         name,
         ids,
@@ -156,5 +166,5 @@ def batch_of(name: str, jobs: list[New]) -> JobColumns:
         [job.body.expires_at for job in jobs],
         # All null would send the batch the slow way.
         [job.body.unique for job in jobs] if any(job.body.unique is not None for job in jobs) else None,
-        [job.body.own for job in jobs] if any(job.body.own is not None for job in jobs) else None,
+        own if any(options is not None for options in own) else None,
     )

@@ -11,7 +11,7 @@ from penstock.http.bodies import NewJobBody
 from penstock.http.jobs.enqueuing import SingleJobs
 from penstock.http.jobs.models import JobberJob
 from penstock.http.openapi import json_body
-from penstock.http.routing import ENQUEUE, CurrentService, Instance, RawBody, User, part, router
+from penstock.http.routing import ENQUEUE, CurrentService, Instance, RawBody, Traceparent, User, part, router
 from penstock.jobs import http_queries as http
 from penstock.jobs import type_queries
 from penstock.jobs.models import make_id
@@ -29,7 +29,12 @@ _ATTEMPTS = 25
     openapi_extra=json_body(JobberJob, {"type": "send-mail", "payload": {"to": "ada@example.com"}}),
 )
 async def queue(
-    service: CurrentService, single: Annotated[SingleJobs, part(SingleJobs)], user: User, path: Instance, sent: RawBody
+    service: CurrentService,
+    single: Annotated[SingleJobs, part(SingleJobs)],
+    user: User,
+    path: Instance,
+    sent: RawBody,
+    traceparent: Traceparent,
 ) -> dict[str, str]:
     """Queue a job. The type is made on first use."""
     name, payload = bodies.jobber(sent)
@@ -41,5 +46,5 @@ async def queue(
         with suppress(Conflict):
             await type_queries.create_job_type(service.database, name, options)
     id = make_id()
-    await single.enqueue(name, id, payload, NewJobBody())
+    await single.enqueue(name, id, payload, NewJobBody(), traceparent)
     return {"job-id": str(id)}

@@ -52,7 +52,8 @@ NewId = Annotated[str | None, Query(description="Id of the copy, so that a repea
 @hot(api, "PUT", "/v1/jobs/{name:name}/{id:job}", Role.ENQUEUE, takes=json_body(NewJob, _NEW), status=202, answers=QueuedJob)
 async def enqueue(call: Call, name: Name, id: Id) -> None:
     """Enqueue a job. Idempotent: the same id again is the same job. The id `random_id` makes a new one, for load tests."""
-    job, outcome = await call.service.part(SingleJobs).put(call.user, name, id, await call.body(), call.path)
+    jobs = call.service.part(SingleJobs)
+    job, outcome = await jobs.put(call.user, name, id, await call.body(), call.path, call.traceparent)
     await call.send_json(202, job, (b"penstock-outcome", outcome.encode()))
 
 

@@ -26,6 +26,7 @@ from penstock.http.routing import (
     Instance,
     OpenDatabase,
     RawBody,
+    Traceparent,
     User,
     body,
     part,
@@ -129,6 +130,7 @@ async def enqueue(
     user: User,
     path: Instance,
     sent: RawBody,
+    traceparent: Traceparent,
 ) -> Response:
     """Enqueue a job behind the others of its key. With an id of your own the call may be repeated."""
     given, data, given_id = bodies.pool_job(sent)
@@ -137,7 +139,7 @@ async def enqueue(
         raise missing("key", path)
     id = make_id() if given_id is None else bodies.job_id(given_id)
     await pool_views.require(database, pool)
-    put = await jobs.enqueue(pool, id, bodies.check_data(data), given)
+    put = await jobs.enqueue(pool, id, bodies.check_data(data), given, traceparent)
     if put.name is None or put.outcome is EnqueueOutcome.ARCHIVED:
         raise ApiError(
             400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{pool}/{shapes.job_id(id)}"

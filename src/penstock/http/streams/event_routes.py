@@ -16,7 +16,7 @@ from penstock.http import sse as live
 from penstock.http.errors import ApiError, bad_json, invalid_parameter
 from penstock.http.ndjson import Lines, are_lines, outcomes
 from penstock.http.openapi import json_or_lines
-from penstock.http.routing import BATCH, READ, CurrentService, Instance, Room, User, Wait, limited_body, router
+from penstock.http.routing import BATCH, READ, CurrentService, Instance, Room, Traceparent, User, Wait, limited_body, router
 from penstock.http.service import Service
 from penstock.http.sse import EventStream
 from penstock.http.streams.appends import Appends
@@ -61,6 +61,7 @@ async def append(
     service: CurrentService,
     user: User,
     path: Instance,
+    traceparent: Traceparent,
     producer: Producer = None,
     sequence: Sequence = None,
 ) -> Appended | Response:
@@ -74,7 +75,7 @@ async def append(
         raise invalid_parameter("producer and sequence go together", path, "Give both, or none of them")
     if producer is not None and "\x00" in producer:
         raise invalid_parameter("Invalid producer", path, "It has a character that cannot be stored")
-    append = _Append(service, stream, producer, sequence, user.name)
+    append = _Append(service, stream, producer, sequence, user.name, traceparent)
     if are_lines(request):
         # A part with a number is there as a whole or not at all, so that it can be sent again.
         lines = Lines(append.read, append.write, longest=service.settings.max_body, divisible=producer is None)
@@ -85,12 +86,21 @@ async def append(
 class _Append:
     """One request that appends."""
 
-    def __init__(self, service: Service, record: StreamRecord, producer: str | None, sequence: int | None, user: str) -> None:
+    def __init__(
+        self,
+        service: Service,
+        record: StreamRecord,
+        producer: str | None,
+        sequence: int | None,
+        user: str,
+        traceparent: str | None,
+    ) -> None:
         self._service = service
         self._record = record
         self._producer = producer
         self._sequence = sequence
         self._user = user
+        self._traceparent = traceparent
         self._refused: PenstockError | None = None
 
     def read(self, line: bytes) -> Given:
@@ -127,7 +137,7 @@ class _Append:
         ]
 
     async def _append(self, events: list[Given]) -> Places | None:
-        columns = columns_of(self._record, events)
+        columns = columns_of(self._record, events).traced(self._traceparent)
         appends = self._service.part(Appends)
         positions = await appends.append(self._record.name, columns, self._producer, self._sequence, self._user)
         if self._sequence is not None:

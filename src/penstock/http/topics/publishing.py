@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -48,7 +49,7 @@ class _New:
 _line_of = msgspec.json.Decoder(_Line).decode
 
 
-async def publish_lines(service: Service, topic: str, request: Request) -> Response:
+async def publish_lines(service: Service, topic: str, request: Request, traceparent: str | None) -> Response:
     """Publish a message for each line, in their order; answers with a line for each."""
 
     async def write(part: list[_New]) -> Sequence[Mapping[str, Any]]:
@@ -64,10 +65,10 @@ async def publish_lines(service: Service, topic: str, request: Request) -> Respo
             for receipt in receipts
         ]
 
-    return await Lines(_read, write, longest=service.settings.max_body).answer(request)
+    return await Lines(partial(_read, traceparent), write, longest=service.settings.max_body).answer(request)
 
 
-def _read(line: bytes) -> _New:
+def _read(traceparent: str | None, line: bytes) -> _New:
     try:
         message = _line_of(line)
         data = bytes(message.data).decode()
@@ -78,7 +79,7 @@ def _read(line: bytes) -> _New:
     id = message.id or make_id()
     run_after, expires_at = _moment(message.run_after), _moment(message.expires_at)
     payload = storable(data, "the message") if data else "{}"
-    return _New(id, topics.publish_document(payload, id, message.unique, run_after, expires_at))
+    return _New(id, topics.publish_document(payload, id, message.unique, run_after, expires_at, traceparent))
 
 
 def _moment(given: float | datetime | None) -> datetime | timedelta | None:

@@ -26,6 +26,7 @@ from penstock.http.routing import (
     CurrentService,
     Instance,
     OpenDatabase,
+    Traceparent,
     User,
     body,
     fit,
@@ -148,7 +149,9 @@ async def unsubscribe(
     responses=outcomes(PublishOutcome, _PUBLISHED),
     openapi_extra=json_or_lines(NewMessage, _DELAY, _LINES),
 )
-async def publish(request: Request, topic: OpenTopic, service: CurrentService, path: Instance) -> Published | Response:
+async def publish(
+    request: Request, topic: OpenTopic, service: CurrentService, path: Instance, traceparent: Traceparent
+) -> Published | Response:
     """Publish a message (JSON) to all subscribers of this moment, or to none; or any number of them, one in each line (NDJSON).
 
     With `background` false the answer waits until every receiver has settled its copy, at most for `timeout`, with outcomes.
@@ -158,14 +161,16 @@ async def publish(request: Request, topic: OpenTopic, service: CurrentService, p
     database = service.database
     if are_lines(request):
         await _find(database, topic, path)
-        return await publish_lines(service, topic, request)
+        return await publish_lines(service, topic, request, traceparent)
     sent = await limited_body(request)
     wanted = fit(sent, NewMessage, path)
     within = bodies.span(wanted.timeout, "timeout", service.settings.longest_wait)
     id = wanted.id or make_id()
     if wanted.unique is not None and "\x00" in wanted.unique:
         raise ApiError(400, "invalid_parameter", "the unique key contains the character U+0000", in_body=True)
-    document = topics.publish_document(_data(sent), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at))
+    document = topics.publish_document(
+        _data(sent), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at), traceparent
+    )
     receipt = await topics.publish(database, topic, document)
     service.metrics.published(topic)
     if not wanted.background:

@@ -228,6 +228,7 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
         "lease_s": job.lease_s,
         "time_limit_s": job.time_limit_s,
         "snoozes": job.snoozes,
+        "traceparent": job.traceparent,
     }
 
 

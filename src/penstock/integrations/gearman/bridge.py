@@ -26,6 +26,7 @@ import orjson
 from penstock.app import Penstock
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json, plain_text
+from penstock.core.tracing import valid_traceparent
 from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, PenstockError
 from penstock.integrations.gearman.deliveries import Deliveries
 from penstock.integrations.gearman.wire import Server, TakenJob, Wire, as_bytes, parsed
@@ -225,6 +226,7 @@ class Bridge:
             None if unique is None or unique == "" else plain_text(str(unique)),
             None,
             None,
+            valid_traceparent(request.get("traceparent")),
         )
         try:
             receipt = await topics.publish(await self._app.database(), topic.name, document)

@@ -33,6 +33,7 @@ from uuid import UUID
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.core.serialization import Codec
+from penstock.core.tracing import Tracing
 from penstock.errors import PenstockError
 from penstock.integrations.rickover.service import DownstreamSettings, Service, Unavailable
 from penstock.integrations.rickover.shares import Shares
@@ -144,6 +145,7 @@ class DownstreamWorker:
             beside={"types": self._look_for_types, "callbacks": self._look_for_callbacks},
             admission=self,
             before_stopping_handlers=self._leave_to_callbacks,
+            tracing=Tracing() if settings.traces else None,
         )
         self._worker.notifications.subscribe(self._settled, Kind.SETTLED)
 

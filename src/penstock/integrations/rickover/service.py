@@ -150,7 +150,9 @@ class Service:
         url = f"{self._base}/v1/jobs/{quote(job.name, safe='')}/job_{job.id}"
         self._dump(">", f"POST {url} ", body)
         try:
-            async with session.post(URL(url, encoded=True), data=body, allow_redirects=False) as response:
+            # The service may go on with the trace.
+            headers = None if job.traceparent is None else {"traceparent": job.traceparent}
+            async with session.post(URL(url, encoded=True), data=body, headers=headers, allow_redirects=False) as response:
                 content = await _beginning(response)
                 self._dump("<", f"{response.status} ", content)
                 if response.status < 300:

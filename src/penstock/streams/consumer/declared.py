@@ -64,11 +64,12 @@ class DeclaredConsumer:
     async def consumer(self, database: Database, settings: Settings, id: str | None = None) -> Consumer[Any]:
         """A member of the group with this id; None: a new id."""
         await self.stream.ready()
-        hooks = self.stream.context.hooks
+        context = self.stream.context
+        hooks = context.hooks
         # Middleware is called around each batch, which a handler that iterates takes by itself.
         iterates = self.handling.form == "events"
         around = hooks.dependencies(self.plan, Events) if iterates else hooks.around(self.plan, Batch, self.middleware)
-        handling = replace(self.handling, around=around)
+        handling = replace(self.handling, around=around, tracing=context.tracing)
         return Consumer(database, self.stream.name, self.stream.encoding, self.group, self.options, settings, handling, id)
 
 

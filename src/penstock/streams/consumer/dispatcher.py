@@ -9,11 +9,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
+from penstock.core.tracing import valid_traceparent
 from penstock.core.user_code import contained, in_thread
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.jobs.options import Backoff
@@ -145,10 +146,22 @@ class Dispatcher(Generic[T]):
         self._done(state)
 
     async def _iterate(self, state: PartitionState[T]) -> None:
+        tracing = self._handling.tracing
+        span: Any = None
+
+        def end_span(error: BaseException | None = None) -> None:
+            nonlocal span
+            if tracing is not None and span is not None:
+                tracing.end(span, None if error is None else type(error).__qualname__)
+                tracing.leave()
+                span = None
+
         async def batches(max_batch_size: int, linger: float) -> AsyncIterator[Batch[T]]:
+            nonlocal span
             while True:
                 if state.delivered is not None:
                     self._done(state)
+                end_span()
                 # The handler occupies a place while it works, not while it waits.
                 await place.aclose()
                 batch = await self._next(state, max_batch_size, linger)
@@ -158,12 +171,21 @@ class Dispatcher(Generic[T]):
                     await place.enter_async_context(self._places)
                 state.delivered = batch
                 batch.attempt = state.attempts + 1
+                if tracing is not None:
+                    # The handler asks in this task, which has the context of the span until it asks again.
+                    span = tracing.start_processing(*self._span_of(batch))
+                    tracing.enter(span)
                 yield batch
 
         async with AsyncExitStack() as place:
             events = Events(state.partition, batches)
             around = self._handling.around
-            await (self._invoke(events, {}) if around is None else around(events, partial(self._invoke, events)))
+            try:
+                await (self._invoke(events, {}) if around is None else around(events, partial(self._invoke, events)))
+            except BaseException as error:
+                end_span(error)
+                raise
+            end_span()
         if state.delivered is not None:
             self._done(state)
         if not state.draining:
@@ -232,11 +254,23 @@ class Dispatcher(Generic[T]):
         return Batch(self._stream, self._group, state.partition, events, fence)
 
     async def _call(self, batch: Batch[Any], argument: Any) -> None:
-        around = self._handling.around
-        if around is None:
-            await self._invoke(argument, {})
-        else:
-            await around(batch, partial(self._invoke, argument))
+        tracing, around = self._handling.tracing, self._handling.around
+        with nullcontext() if tracing is None else tracing.processing(*self._span_of(batch)):
+            if around is None:
+                await self._invoke(argument, {})
+            else:
+                await around(batch, partial(self._invoke, argument))
+
+    def _span_of(self, batch: Batch[Any]) -> tuple[str, list[str | None], int, dict[str, Any]]:
+        """What `Tracing` needs to know of a call of the handler."""
+        attributes = {
+            "messaging.consumer.group.name": self._group,
+            "messaging.destination.partition.id": str(batch.partition),
+            "penstock.offset": batch.first_offset,
+            "penstock.attempt": batch.attempt,
+        }
+        traceparents = [valid_traceparent(event.headers.get("traceparent")) for event in batch]
+        return self._stream, traceparents, batch.attempt, attributes
 
     async def _invoke(self, argument: Any, dependencies: Mapping[str, Any]) -> None:
         handling = self._handling

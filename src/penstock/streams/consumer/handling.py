@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.core.hooks import Around
+from penstock.core.tracing import Tracing
 from penstock.streams.consumer.batch import Batch
 
 Form: TypeAlias = Literal["event", "batch", "events"]
@@ -33,6 +34,7 @@ class Handling:
         is_async: Whether the handler is async.
         around: How the handler is called for a batch: middleware and dependencies; None: it has none.
         revoked: Called with a partition that this process has to release.
+        tracing: Makes a span of each call; None: there are none.
     """
 
     handler: EventHandler
@@ -40,3 +42,4 @@ class Handling:
     is_async: bool = True
     around: Around | None = None
     revoked: Callable[[int], None] = _ignore
+    tracing: Tracing | None = None

@@ -11,7 +11,8 @@
 --
 -- Attempts. A job has an attempt (1, 2, 3, ...) and the number of attempts that it may have, max_attempts; so has a finished job, whose
 -- attempt is the last one that it had, 0 when it never started. A job with its own max_attempts or time_limit has them in options; every
--- other job has null there, which takes no space. The archive keeps them, so that a replay has them too. A handler that cannot continue yet
+-- other job has null there, which takes no space. The archive keeps them, so that a replay has them too. The trace context of a job
+-- (functions/core/tracing.sql) stands there as well, and is not given to a replay. A handler that cannot continue yet
 -- snoozes its job: the job goes back among the deferred ones without having used up an attempt, and snoozed_at says that it waits for that
 -- reason, until it is claimed and ends otherwise.
 --
@@ -255,7 +256,7 @@ comment on column penstock.queued_jobs.data is 'The payload.';
 comment on column penstock.queued_jobs.errors is 'One object for each failed attempt, oldest first; null: none failed.';
 comment on column penstock.queued_jobs.progress is 'What the handler reported last.';
 comment on column penstock.queued_jobs.options is
-    'Its own options, in place of those of its type: max_attempts, time_limit (in seconds); null: it has none.';
+    'Its own options, in place of those of its type: max_attempts, time_limit (in seconds); and its trace context, traceparent; null: it has none.';
 comment on column penstock.queued_jobs.log is
     'The newest lines that its handler logged, oldest first: objects with at, attempt and line; null: none.';
 comment on column penstock.queued_jobs.replay_of is 'The job that this one repeats.';

@@ -70,6 +70,7 @@ returns table (
     lease_s double precision,
     time_limit_s double precision,
     snoozes integer,
+    traceparent text,
     horizon bigint,
     ceiling bigint
 )
@@ -210,6 +211,7 @@ begin
                 (select opened.lease from opened),
                 (select extract(epoch from job_type.visibility_timeout)::double precision),
                 (claimed.options ->> 'time_limit')::double precision, coalesce(claimed.snoozes, 0),
+                claimed.options ->> 'traceparent',
                 (select pg_snapshot_xmin(pg_current_snapshot())::text::bigint),
                 (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
             from claimed

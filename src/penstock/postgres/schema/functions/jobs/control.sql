@@ -134,7 +134,9 @@ begin
         case when original.key is not null then array[original.key] end,
         array[original.priority], null,
         case when original.expires_at = penstock.shown_time(original.expires_at) then array[original.expires_at] end,
-        null, p_id, case when original.options is not null then array[original.options] end
+        null, p_id,
+        -- The copy belongs to the trace in which it is replayed.
+        case when original.options - 'traceparent' <> '{}' then array[original.options - 'traceparent'] end
     );
     -- Only what is not simply queued is reported: then the new id was used before, by an earlier try of this call.
     return coalesce(enqueued.id, new_id);

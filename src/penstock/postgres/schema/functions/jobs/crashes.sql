@@ -135,7 +135,7 @@ create or replace function penstock.claim_alone(
 returns table (
     id uuid, name text, attempt smallint, max_attempts smallint, priority smallint, key text, data text,
     created_at timestamptz, run_after timestamptz, seq bigint, lease bigint, lease_s double precision, time_limit_s double precision, snoozes integer,
-    at_slot integer
+    traceparent text, at_slot integer
 )
 language plpgsql
 security definer
@@ -227,6 +227,7 @@ begin
         lease_s := extract(epoch from job_type.visibility_timeout);
         time_limit_s := (chosen.options ->> 'time_limit')::double precision;
         snoozes := coalesce(chosen.snoozes, 0);
+        traceparent := chosen.options ->> 'traceparent';
         at_slot := chosen.slot;
         return next;
         return;

@@ -128,6 +128,7 @@ declare
     options jsonb[];
     unique_for interval[];
     key_max_waiting integer;
+    traceparent constant text := penstock.current_traceparent();
 begin
     if size > 100000 then
         raise exception '% jobs are too many for one call', size
@@ -156,7 +157,12 @@ begin
         perform penstock.check_times(p_run_after || p_expires_at);
     end if;
     if p_options is not null then
-        options := penstock.options_of_jobs(job_type, p_options);
+        if size > 1 and p_options[1] = all (p_options) then
+            -- As a producer that traces its calls gives them.
+            options := array_fill((penstock.options_of_jobs(job_type, p_options[1:1]))[1], array[size]);
+        else
+            options := penstock.options_of_jobs(job_type, p_options);
+        end if;
         -- The period counts at the enqueue alone: a replay does not have it.
         if exists (select from unnest(options) as given where given ? 'unique_for') then
             unique_for := array(
@@ -180,6 +186,9 @@ begin
     end if;
     if size = 0 then
         return;
+    end if;
+    if traceparent is not null then
+        options := penstock.traced_options(options, traceparent, size);
     end if;
     if job_type.topic is not null then
         -- The queue of a subscriber can be dropped, but not while this transaction writes to it.
@@ -241,7 +250,7 @@ begin
 end
 $$;
 comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, jsonb[]) is
-    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended. Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the job that holds the unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
+    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended; and traceparent, its trace context (W3C), in place of that of the transaction (set local penstock.traceparent). Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the job that holds the unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
 
 -- Long, since the checks that determine the outcome of a job (its id, its period, its unique key) have an order, and repeat together.
 create or replace function penstock.enqueue_one_by_one(

@@ -128,9 +128,9 @@ language sql
 immutable
 parallel safe
 as $$
-    select array['max_attempts', 'time_limit', 'unique_for']
+    select array['max_attempts', 'time_limit', 'unique_for', 'traceparent']
 $$;
-comment on function penstock.own_options() is 'The names of the options that a job can have in place of those of its type.';
+comment on function penstock.own_options() is 'The names of what a job can have of its own: options in place of those of its type, and its trace context.';
 
 create or replace function penstock.options_of_jobs(p_type penstock.jobs, p_options jsonb[])
 returns jsonb[]
@@ -186,7 +186,13 @@ begin
         options := array_append(
             options,
             nullif(
-                jsonb_strip_nulls(case when jsonb_typeof(given) = 'object' then given else '{}' end || jsonb_build_object('max_attempts', attempts))
+                jsonb_strip_nulls(
+                    case when jsonb_typeof(given) = 'object' then given else '{}' end
+                    || jsonb_build_object(
+                        'max_attempts', attempts,
+                        'traceparent', case when given ? 'traceparent' then penstock.valid_traceparent(given ->> 'traceparent') end
+                    )
+                )
                     || coalesce(spans, '{}'),
                 '{}'
             )

@@ -40,6 +40,7 @@ returns table (
     lease_s double precision,
     time_limit_s double precision,
     snoozes integer,
+    traceparent text,
     at_slot integer,
     at_key text,
     due_in_s double precision,
@@ -192,12 +193,12 @@ begin
         -- Computed once, with the first job, so that no lease is opened without a job.
         (select opened.lease from opened),
         extract(epoch from job_type.visibility_timeout)::double precision,
-        (claimed.options ->> 'time_limit')::double precision, coalesce(claimed.snoozes, 0), claimed.slot, null::text, null::double precision,
-        null::integer, null::text
+        (claimed.options ->> 'time_limit')::double precision, coalesce(claimed.snoozes, 0), claimed.options ->> 'traceparent',
+        claimed.slot, null::text, null::double precision, null::integer, null::text
     from claimed
     union all
     select
-        null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+        null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
         chosen.at_slot, chosen.at_key, chosen.due_in_s, chosen.turn_left, chosen.weights
     from chosen
     where chosen.job is null;

@@ -222,7 +222,11 @@ declare
     routes smallint[];
     turn integer;
     sorted record;
+    traceparent constant text := penstock.current_traceparent();
 begin
+    if traceparent is not null then
+        p_headers := penstock.traced_headers(p_headers, traceparent, coalesce(greatest(cardinality(p_data), cardinality(p_bytes)), 0));
+    end if;
     for attempt in 1 .. 10 loop
         stream := penstock.require_stream(p_stream);
         if penstock.check_events(stream, p_data, p_bytes, p_keys, p_headers, p_times) = 0 then
@@ -277,7 +281,7 @@ begin
 end
 $$;
 comment on function penstock.append_many(text, json[], text[], json[], timestamptz[], bytea[], text, bigint) is
-    'Appends up to 100,000 events, all or none, in the caller''s transaction: payloads (json or bytes, as the stream has it), and for each a key, headers and the time when it happened, all optional. Events of one key keep their order. With a producer, a name of the caller''s role, and its batch number a repeated batch is not appended again. Returns where each chunk begins. The partitions stay locked until the caller commits.';
+    'Appends up to 100,000 events, all or none, in the caller''s transaction: payloads (json or bytes, as the stream has it), and for each a key, headers and the time when it happened, all optional. Events of one key keep their order. With a producer, a name of the caller''s role, and its batch number a repeated batch is not appended again. The trace context of the transaction (set local penstock.traceparent) becomes the header traceparent of events without one. Returns where each chunk begins. The partitions stay locked until the caller commits.';
 
 create or replace function penstock.append(
     p_stream text,

@@ -16,7 +16,7 @@ as $$
                     case
                         -- Of most events: computed once for all of them.
                         when event.header is null and event.time is null then hashtextextended('', 1)
-                        else hashtextextended(coalesce(event.header::text, ''), coalesce((extract(epoch from event.time) * 1000000)::bigint, 1))
+                        else hashtextextended(coalesce(penstock.untraced_header(event.header), ''), coalesce((extract(epoch from event.time) * 1000000)::bigint, 1))
                     end
                 )
             )
@@ -26,7 +26,7 @@ as $$
     from unnest(p_data, p_bytes, p_keys, p_headers, p_times) as event (data, bytes, key, header, time)
 $$;
 comment on function penstock.digest_of(json[], bytea[], text[], json[], timestamptz[]) is
-    'Part of append: tells a batch of a producer from another one, by payloads, keys, headers and times.';
+    'Part of append: tells a batch of a producer from another one, by payloads, keys, headers (without the trace context) and times.';
 
 create or replace function penstock.last_batch(
     p_stream integer, p_producer text, p_user text, p_sequence bigint, p_digest numeric,

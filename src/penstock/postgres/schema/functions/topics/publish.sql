@@ -59,8 +59,23 @@ end
 $$;
 comment on function penstock.check_message(text, jsonb, text) is 'Part of publish and publish_many: raises PS400 or PS413 for a message that cannot be published.';
 
+create or replace function penstock.options_of_copies(p_traceparent text)
+returns jsonb
+language sql
+stable
+as $$
+    -- One expression, which the planner puts in the place of the call.
+    select case
+        when coalesce(penstock.valid_traceparent(p_traceparent), penstock.current_traceparent()) is not null
+            then jsonb_build_object('traceparent', coalesce(penstock.valid_traceparent(p_traceparent), penstock.current_traceparent()))
+    end
+$$;
+comment on function penstock.options_of_copies(text) is
+    'Part of publish and publish_many: the options of the copies of a message with this trace context, or that of the transaction; null: it has none.';
+
 create or replace function penstock.insert_copies(
-    p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz
+    p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz,
+    p_copy_options jsonb
 )
 returns integer
 language plpgsql
@@ -75,7 +90,7 @@ begin
     select (
         penstock.new_job(
             (prefix || to_hex(rest + subscriber.number))::uuid, subscriber.queue, 'null', p_moment, type.max_attempts, p_run_after, p_expires_at,
-            subscriber.key, p_message => p_number
+            subscriber.key, p_message => p_number, p_options => p_copy_options
         )
     ).*
     from penstock.subscriptions as subscriber
@@ -88,12 +103,12 @@ begin
     return copies;
 end
 $$;
-comment on function penstock.insert_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz) is
+comment on function penstock.insert_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, jsonb) is
     'Part of publish: writes a copy for each subscriber, and returns how many.';
 
 create or replace function penstock.insert_coalescing_copies(
     p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz,
-    p_unique_key text, out copies integer, out coalesced uuid[]
+    p_unique_key text, p_options jsonb, out copies integer, out coalesced uuid[]
 )
 language plpgsql
 as $$
@@ -115,7 +130,8 @@ begin
         select (
             penstock.new_job(
                 penstock.copy_id(p_first, subscriber.number), subscriber.queue, 'null', p_moment, type.max_attempts, p_run_after, p_expires_at,
-                subscriber.key, p_unique_key => penstock.unique_of(p_unique_key, subscriber.key), p_message => p_number
+                subscriber.key, p_unique_key => penstock.unique_of(p_unique_key, subscriber.key), p_message => p_number,
+                p_options => p_options
             )
         ).*
         from unnest(numbers) as given (number)
@@ -154,7 +170,7 @@ begin
         using errcode = '40001', hint = 'Retry the transaction.';
 end
 $$;
-comment on function penstock.insert_coalescing_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, text) is
+comment on function penstock.insert_coalescing_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, text, jsonb) is
     'Part of publish: writes a copy for each subscriber in whose queue none with the same unique key waits; coalesced: those that do.';
 
 create or replace function penstock.unique_of(p_unique_key text, p_key text)
@@ -201,22 +217,23 @@ comment on function penstock.idle_subscribers(text) is 'Part of publish, publish
 
 create or replace function penstock.write_message(
     p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
-    p_expires_at timestamptz, out id uuid, out receivers integer, out coalesced integer
+    p_expires_at timestamptz, p_traceparent text, out id uuid, out receivers integer, out coalesced integer
 )
 language plpgsql
 as $$
 declare
     message_number constant bigint := nextval('penstock.message_number');
     first_id constant uuid := penstock.first_copy_id(p_moment, message_number);
+    options constant jsonb := penstock.options_of_copies(p_traceparent);
     stood_in uuid[];
 begin
     id := coalesce(p_id, first_id);
     if p_unique_key is null then
-        receivers := penstock.insert_copies(p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at);
+        receivers := penstock.insert_copies(p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, options);
     else
         select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
         from penstock.insert_coalescing_copies(
-            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key
+            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key, options
         ) as copies;
     end if;
     coalesced := coalesce(cardinality(stood_in), 0);
@@ -229,7 +246,7 @@ begin
     end if;
 end
 $$;
-comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz) is
+comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz, text) is
     'Part of publish and publish_many: writes a message and its copies, for a caller who holds the topic.';
 
 create or replace function penstock.publish(
@@ -239,6 +256,7 @@ create or replace function penstock.publish(
     p_unique_key text default null,
     p_run_after timestamptz default null,
     p_expires_at timestamptz default null,
+    p_traceparent text default null,
     out id uuid,
     out seq bigint,
     out receivers integer,
@@ -294,15 +312,17 @@ begin
     seq := topic.last_seq + 1;
     outcome := 'published';
     select written.id, written.receivers, written.coalesced into id, receivers, coalesced
-    from penstock.write_message(p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at) as written;
+    from penstock.write_message(
+        p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at, p_traceparent
+    ) as written;
     update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
     if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
         perform penstock.wake(penstock.idle_subscribers(p_topic), 'jobs');
     end if;
 end
 $$;
-comment on function penstock.publish(text, jsonb, uuid, text, timestamptz, timestamptz) is
-    'Publishes a message to the subscribers that a topic has when the caller''s transaction commits: each gets a copy as a job. p_id: the same id again is the same message (outcome duplicate). p_unique_key: a subscriber in whose queue a copy with this key waits gets no other (counted in coalesced). p_run_after, p_expires_at: of each copy. Holds the topic until the transaction ends, so publish last. PS404 when there is no such topic.';
+comment on function penstock.publish(text, jsonb, uuid, text, timestamptz, timestamptz, text) is
+    'Publishes a message to the subscribers that a topic has when the caller''s transaction commits: each gets a copy as a job. p_id: the same id again is the same message (outcome duplicate). p_unique_key: a subscriber in whose queue a copy with this key waits gets no other (counted in coalesced). p_run_after, p_expires_at: of each copy. p_traceparent: its trace context (W3C); null: that of the transaction (set local penstock.traceparent). Holds the topic until the transaction ends, so publish last. PS404 when there is no such topic.';
 
 create or replace function penstock.publish_json(p_topic text, p_message jsonb)
 returns table (id uuid, seq bigint, receivers integer, coalesced integer, outcome text)
@@ -312,7 +332,7 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at'];
+    known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at', 'traceparent'];
     is_one constant boolean := jsonb_typeof(p_message) is distinct from 'array';
     documents constant jsonb := case when is_one then jsonb_build_array(p_message) else p_message end;
     given record;
@@ -324,7 +344,8 @@ begin
             array_agg((message ->> 'id')::uuid order by place) as ids,
             array_agg(message ->> 'unique_key' order by place) as unique_keys,
             array_agg(penstock.moment(message -> 'run_after') order by place) as run_after,
-            array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at
+            array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at,
+            array_agg(message ->> 'traceparent' order by place) as traceparents
         into given
         from jsonb_array_elements(documents) with ordinality as one (message, place);
     exception
@@ -336,7 +357,7 @@ begin
         return query
         select published.*
         from penstock.publish(
-            p_topic, given.data[1], given.ids[1], given.unique_keys[1], given.run_after[1], given.expires_at[1]
+            p_topic, given.data[1], given.ids[1], given.unique_keys[1], given.run_after[1], given.expires_at[1], given.traceparents[1]
         ) as published;
     else
         return query
@@ -344,11 +365,11 @@ begin
         from penstock.publish_many(
             p_topic, coalesce(given.data, '{}'),
             array(select coalesce(one.id, penstock.new_id()) from unnest(given.ids) with ordinality as one (id, place) order by one.place),
-            given.unique_keys, given.run_after, given.expires_at
+            given.unique_keys, given.run_after, given.expires_at, given.traceparents
         ) as published
         order by published.ordinal;
     end if;
 end
 $$;
 comment on function penstock.publish_json(text, jsonb) is
-    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at}, each optional; times are text, or numbers of seconds from now. An array of such objects: publish_many, with a row for each in their order.';
+    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at, traceparent}, each optional; times are text, or numbers of seconds from now. An array of such objects: publish_many, with a row for each in their order.';

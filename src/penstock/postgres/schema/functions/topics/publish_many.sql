@@ -2,7 +2,7 @@
 
 create or replace function penstock.insert_many_copies(
     p_topic text, p_data jsonb[], p_ids uuid[], p_run_after timestamptz[], p_expires_at timestamptz[], p_numbers bigint[],
-    p_last_seq bigint, p_moment timestamptz
+    p_last_seq bigint, p_moment timestamptz, p_traceparents text[]
 )
 returns integer
 language plpgsql
@@ -13,22 +13,23 @@ begin
     with given as (
         select
             message.data, message.id, message.run_after, message.expires_at, message.number, p_last_seq + message.place as seq,
+            penstock.options_of_copies(message.traceparent) as options,
             left(penstock.first_copy_id(p_moment, message.number)::text, 24) as prefix
-        from unnest(p_data, p_ids, p_run_after, p_expires_at, p_numbers) with ordinality
-            as message (data, id, run_after, expires_at, number, place)
+        from unnest(p_data, p_ids, p_run_after, p_expires_at, p_numbers, p_traceparents) with ordinality
+            as message (data, id, run_after, expires_at, number, traceparent, place)
     ),
     copies as (
         insert into penstock.queued_jobs
         select (
             penstock.new_job(
                 wanted.copy_id, wanted.queue, 'null', p_moment, wanted.max_attempts, wanted.run_after, wanted.expires_at, wanted.key,
-                p_message => wanted.number
+                p_message => wanted.number, p_options => wanted.options
             )
         ).*
         from (
             select
                 (given.prefix || lpad(to_hex(subscriber.number), 12, '0'))::uuid as copy_id,
-                subscriber.queue, subscriber.key, type.max_attempts, given.number, given.run_after, given.expires_at
+                subscriber.queue, subscriber.key, type.max_attempts, given.number, given.run_after, given.expires_at, given.options
             from given
             join penstock.subscriptions as subscriber on subscriber.topic = p_topic
             cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
@@ -51,11 +52,12 @@ begin
     return written;
 end
 $$;
-comment on function penstock.insert_many_copies(text, jsonb[], uuid[], timestamptz[], timestamptz[], bigint[], bigint, timestamptz) is
+comment on function penstock.insert_many_copies(text, jsonb[], uuid[], timestamptz[], timestamptz[], bigint[], bigint, timestamptz, text[]) is
     'Part of publish_many: writes messages without unique keys, and their copies. Returns how many messages.';
 
 create or replace function penstock.check_messages(
-    p_topic text, p_data jsonb[], p_ids uuid[], p_unique_keys text[], p_run_after timestamptz[], p_expires_at timestamptz[]
+    p_topic text, p_data jsonb[], p_ids uuid[], p_unique_keys text[], p_run_after timestamptz[], p_expires_at timestamptz[],
+    p_traceparents text[]
 )
 returns void
 language plpgsql
@@ -69,7 +71,8 @@ begin
             using errcode = 'PS413', hint = 'Publish at most 10,000 messages at once.';
     end if;
     perform penstock.check_lists(array[
-        array_dims(p_data), array_dims(p_ids), array_dims(p_unique_keys), array_dims(p_run_after), array_dims(p_expires_at)
+        array_dims(p_data), array_dims(p_ids), array_dims(p_unique_keys), array_dims(p_run_after), array_dims(p_expires_at),
+        array_dims(p_traceparents)
     ]);
     if coalesce(cardinality(p_ids), size) <> size or array_position(p_ids, null) is not null then
         raise exception 'there are not as many ids as messages'
@@ -77,7 +80,8 @@ begin
     end if;
     if coalesce(cardinality(p_unique_keys), size) <> size
         or coalesce(cardinality(p_run_after), size) <> size
-        or coalesce(cardinality(p_expires_at), size) <> size then
+        or coalesce(cardinality(p_expires_at), size) <> size
+        or coalesce(cardinality(p_traceparents), size) <> size then
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one element for each message, or null instead of an array.';
     end if;
@@ -92,7 +96,7 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.check_messages(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[]) is
+comment on function penstock.check_messages(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[], text[]) is
     'Part of publish_many: raises PS400 or PS413 for the first thing that is wrong.';
 
 -- Long, since all of it happens in one hold of the topic's lock: the checks that need the topic's rows, both ways of writing copies, the
@@ -103,7 +107,8 @@ create or replace function penstock.publish_many(
     p_ids uuid[] default null,
     p_unique_keys text[] default null,
     p_run_after timestamptz[] default null,
-    p_expires_at timestamptz[] default null
+    p_expires_at timestamptz[] default null,
+    p_traceparents text[] default null
 )
 returns table (ordinal integer, id uuid, seq bigint, receivers integer, outcome text, coalesced integer)
 language plpgsql
@@ -119,7 +124,7 @@ declare
     fresh integer[];
     other text;
 begin
-    perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at);
+    perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at, p_traceparents);
     topic := penstock.lock_topic(p_topic);
     if topic.encrypted then
         perform penstock.refuse_plain('topic ' || p_topic, p_data);
@@ -156,7 +161,7 @@ begin
         for nth in 1 .. cardinality(fresh) loop
             perform penstock.write_message(
                 p_topic, topic.last_seq + nth, moment, ids[fresh[nth]], p_data[fresh[nth]], p_unique_keys[fresh[nth]],
-                p_run_after[fresh[nth]], p_expires_at[fresh[nth]]
+                p_run_after[fresh[nth]], p_expires_at[fresh[nth]], p_traceparents[fresh[nth]]
             );
         end loop;
     elsif cardinality(fresh) > 0 then
@@ -168,7 +173,8 @@ begin
             array(select p_expires_at[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
             array(select nextval('penstock.message_number') from unnest(fresh)),
             topic.last_seq,
-            moment
+            moment,
+            array(select p_traceparents[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth)
         ) <> cardinality(fresh) then
             raise exception 'a message with one of the ids is being published to another topic'
                 using errcode = 'PS409', hint = 'Every message needs an id of its own.';
@@ -190,5 +196,5 @@ begin
     order by given.place;
 end
 $$;
-comment on function penstock.publish_many(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[]) is
+comment on function penstock.publish_many(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[], text[]) is
     'Publishes up to 10,000 messages in their order, all or none; the arrays are what publish takes, null for the default of all. One change of the topic''s row, whatever their number; messages without unique keys are written in one statement.';
