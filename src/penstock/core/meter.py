@@ -32,8 +32,8 @@ _TIMES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 _CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 K = TypeVar("K", bound=tuple[str, ...])
-# Of so many attempts and more that are counted together, only the wait of every 32nd is.
-_SAMPLED_FROM, _SAMPLED = 512, 32
+# Of so many attempts and more that are counted together, only the waits of about so many are.
+_MOST_WAITS = 32
 # Of a callback for a job that is not there the type may be anything: it is no label.
 _REFUSED = frozenset(("stale", "unknown"))
 _EXPECTED = ("succeeded", "retried", "failed", "quarantined")
@@ -238,7 +238,7 @@ class Meter:
         """Count attempts of one type with one outcome."""
         self._run.observe((name, outcome), sorted(map(operator.sub, until, since)))
         # Times of jobs are by the clock of the database. To convert them costs more than all else: of many, a part is enough.
-        step = 1 if len(jobs) < _SAMPLED_FROM else _SAMPLED
+        step = 1 + len(jobs) // _MOST_WAITS
         ahead = self._wall + self.clock_ahead_s
         waits = [
             max(began + ahead - max(job.run_after, job.created_at).timestamp(), 0.0)
