@@ -51,7 +51,7 @@ async def work(app: web.Application, name: str, id: str, body: dict[str, Any]) -
     failed = act == "fail" or attempt > data.get("succeed_at", 99)
     status = "failed" if failed else "succeeded"
     record("ended", id, name, attempt, status)
-    if act == "forget":
+    if act == "forget" and seen[id] <= data.get("times", float("inf")):
         return
     if act == "stale":
         # Numbers count down: these are of attempts before. (The next number may be the job's by the time it arrives.)
@@ -75,9 +75,12 @@ async def take(request: web.Request) -> web.StreamResponse:
     if act == "refuse":
         return web.json_response({"title": "No such shipment", "id": "invalid"}, status=400)
     # A request that comes twice, since the answer was lost, is one start: a service has to be idempotent.
-    if (id, body["attempts"]) not in started:
+    again = (id, body["attempts"]) in started
+    if not again:
         started.add((id, body["attempts"]))
         record("started", id, name, body["attempts"])
+    # A job that was forgotten is worked on when it comes again, under whatever number.
+    if not again or act == "forget":
         if act == "first":
             await work(request.app, name, id, body)
             return web.Response(status=500, text="stumbled")
