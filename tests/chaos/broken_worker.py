@@ -24,10 +24,13 @@ from penstock.pools.key_source import KeySource
 from penstock.postgres.database import Database
 from penstock.schedules import queries as schedules
 from penstock.streams.consumer.consumer import Consumer
+from penstock.worker.begin_recorder import BeginRecorder
 from penstock.worker.children import Children, ProcessDied
 from penstock.worker.executor import Executor
 from penstock.worker.leader import LeaderService
+from penstock.worker.queue_source import QueueSource
 from penstock.worker.registration import Registration
+from penstock.worker.running import Running
 
 
 def deaf() -> None:
@@ -45,6 +48,17 @@ def deaf() -> None:
 def unfenced_start() -> None:
     """A worker starts the jobs that it had claimed for its queues, however long it was suspended."""
     Registration.may_start = lambda self: True  # type: ignore[method-assign]
+
+
+def refusals_ignored() -> None:
+    """A worker starts what it had claimed, however long it was suspended, also where the database refuses to record the start."""
+    unfenced_start()
+    made = BeginRecorder.__init__
+
+    def heedless(self: BeginRecorder, database: Database, recorded: Callable[[Running, bool], None]) -> None:
+        made(self, database, lambda running, begun: recorded(running, True))
+
+    BeginRecorder.__init__ = heedless  # type: ignore[method-assign]
 
 
 def heartbeat_of_the_loop() -> None:
@@ -205,12 +219,17 @@ def children_that_end_together() -> None:
     Children.call = with_the_others  # type: ignore[method-assign]
 
 
+def suspects_beside_others() -> None:
+    """A worker that is to run a suspect alone does not wait until its other jobs have ended."""
+    QueueSource.empty = property(lambda self: True)  # type: ignore[assignment, method-assign]
+
+
 SABOTAGE = {
     each.__name__: each
     for each in (
-        deaf, unfenced_member, revocation_ignored, unfenced_start, heartbeat_of_the_loop, losses_forgotten, hasty_watermarks,
-        slots_dealt_in_turn, all_slots_revoked, leadership_kept, slots_moved_first, runs_with_ids_of_their_own,
-        children_that_end_together,
+        deaf, unfenced_member, revocation_ignored, unfenced_start, refusals_ignored, heartbeat_of_the_loop, losses_forgotten,
+        hasty_watermarks, slots_dealt_in_turn, all_slots_revoked, leadership_kept, slots_moved_first, runs_with_ids_of_their_own,
+        children_that_end_together, suspects_beside_others,
     )
 }  # fmt: skip
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock import Event, Penstock, Settings, Standing
 
-app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2))
+dead_after_s = float(os.environ.get("KILLING_DEAD_AFTER", "2"))
+app = Penstock(settings=Settings(dead_after=dead_after_s, heartbeat_interval=dead_after_s / 5, maintenance_interval=0.2))
 pool = app.pool("tenants", slots=16)
 
 

@@ -44,6 +44,13 @@ SABOTAGES = {
             Edit("end_attempts", r"next\.crashes = 2", "false"),
         ),
     ),
+    # A worker runs a suspect without waiting until its other jobs have ended.
+    "suspects are not alone": Sabotage(r"the suspect [0-9]+ started beside [0-9]+ others", worker="suspects_beside_others"),
+    # A suspect leaves the key queue, whose other jobs go on.
+    "a key is not held": Sabotage(
+        r"k3/[0-9]+ started before the last start of the suspect",
+        (Edit("end_attempts", r"when next\.crashes = 2 and not given\.blocks then null", "when next.crashes = 2 then null"),),
+    ),
     # The end of one child ends the others of its worker.
     "children that end together": Sabotage(r"job [0-9]+ ends no process, and has ", worker="children_that_end_together"),
 }
@@ -133,10 +140,10 @@ async def test_among_2000_jobs_only_those_that_end_their_workers_fail(url: str, 
         assert all(starts[id] >= 1 for id in records)
 
 
-@pytest.mark.soak
-async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> None:
+async def _run_suspects(url: str, fleet: Fleet, sabotage: str = "") -> list[str]:
+    """Run jobs, the first of which ends its workers, with others waiting behind it, and return what is wrong: it runs alone."""
     async with Penstock(url) as app:
-        fleet.start(2, "plain")
+        fleet.start(2, "plain", sabotage=sabotage)
         await eventually(lambda: _declared(app, "plain"), "the declaration")
         first = [{"n": n, "does": None if n else "exit", "sleep_s": 0.1 if n else 0.05} for n in range(60)]
         ids = [receipt.id for receipt in await app.enqueue_many("plain", first)]
@@ -151,51 +158,109 @@ async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> 
 
         await eventually(over, "the end of the job that ends its workers", timeout=90)
         records = await _ended(app, ids)
-        assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [0]
-        # A job that runs for the third time runs alone: no other job of its process runs between its start and its end.
-        open_in: dict[int, set[str]] = {}
-        alone: dict[int, str] = {}
-        events = sorted(fleet.events(), key=lambda event: event["at"])
-        first_alone = min(event["at"] for event in events if event["attempt"] >= 3)
-        assert any(event["at"] > first_alone and event["attempt"] == 1 for event in events), "no other job waited"
-        for event in events:
-            running = open_in.setdefault(event["pid"], set())
-            if event["kind"] == "started":
-                assert event["pid"] not in alone, f"{event} started beside {alone[event['pid']]}"
-                if event["attempt"] >= 3:
-                    assert not running, f"{event} runs beside {running}"
-                    alone[event["pid"]] = event["id"]
-                running.add(event["id"])
-            else:
-                running.discard(event["id"])
-                if alone.get(event["pid"]) == event["id"]:
-                    del alone[event["pid"]]
+    failed = [record.data["n"] for record in records.values() if record.status is Status.FAILED]
+    found = [] if failed == [0] else [f"these jobs have failed: {failed}"]
+    # A job that runs for the third time runs alone: no other job of its process runs between its start and its end.
+    open_in: dict[int, set[str]] = {}
+    alone: dict[int, str] = {}
+    events = sorted(fleet.events(), key=lambda event: event["at"])
+    first_alone = min(event["at"] for event in events if event["attempt"] >= 3)
+    assert any(event["at"] > first_alone and event["attempt"] == 1 for event in events), "no other job waited"
+    for event in events:
+        running = open_in.setdefault(event["pid"], set())
+        if event["kind"] == "started":
+            if event["pid"] in alone:
+                found.append(f"job {event['n']} started beside the suspect {alone[event['pid']]}")
+            if event["attempt"] >= 3:
+                if running:
+                    found.append(f"the suspect {event['n']} started beside {len(running)} others")
+                alone[event["pid"]] = event["id"]
+            running.add(event["id"])
+        else:
+            running.discard(event["id"])
+            if alone.get(event["pid"]) == event["id"]:
+                del alone[event["pid"]]
+    return found
 
 
-async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(url: str, fleet: Fleet) -> None:
+@pytest.mark.soak
+async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> None:
+    assert await _run_suspects(url, fleet) == []
+
+
+@pytest.mark.soak
+async def test_suspects_that_run_beside_others_are_found_out(url: str, fleet: Fleet) -> None:
+    sabotage = SABOTAGES["suspects are not alone"]
+    found = await _run_suspects(url, fleet, sabotage.worker)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
+
+
+async def _run_keys_beside_a_killer(
+    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], sabotage: Sabotage | None = None
+) -> list[str]:
+    """Run jobs of twelve keys, the fifth of one of which ends its workers, and return what is wrong.
+
+    No suspect runs before jobs behind it could: jobs of its key and of others come when it is a suspect, and the others run.
+    """
+    killer = ("k3", 4)
     async with Penstock(url) as app:
+        if sabotage is not None:
+            await sabotage.prepare(app)
+        await sql.execute("select pg_advisory_lock(hashtext('penstock.isolate'))")
         fleet.start(2, "keyed")
         await eventually(lambda: _declared(app, "keyed"), "the declaration")
         pool = app.pool("keyed", slots=8, max_attempts=3)
-        jobs = [
-            (f"k{key}", {"n": n, "does": "exit" if (key, n) == (3, 4) else None, "sleep_s": 0.005})
-            for n in range(10)
-            for key in range(12)
-        ]
-        ids = [receipt.id for receipt in await pool.enqueue_many(jobs)]
+
+        def job(key: str, n: int) -> tuple[str, dict[str, Any]]:
+            return key, {"n": n, "does": "exit" if (key, n) == killer else None, "sleep_s": 0.005}
+
+        first = [job(f"k{key}", n) for n in range(10) for key in range(12) if key != 3 or n < 5]
+        ids = [receipt.id for receipt in await pool.enqueue_many(first)]
+        suspect = "select crashes = 2 and status = 'queued' from penstock.queued_jobs where id = $1"
+        id = ids[first.index(job(*killer))]
+        await eventually(lambda: sql.fetchval(suspect, id), "that the job which ends its workers is a suspect")
+        # Of the slot of the suspect: a claim that takes a job of one of these keys has come past the key of the suspect.
+        probes = {key for n in range(60) if pool.slot_of(key := f"p{n}") == pool.slot_of("k3")}
+        assert probes, "no other key is in the slot of the suspect"
+        behind = [job("k3", n) for n in range(5, 10)] + [job(key, 0) for key in sorted(probes)]
+        ids += [receipt.id for receipt in await pool.enqueue_many(behind)]
+
+        def probed() -> bool:
+            return probes <= {event["key"] for event in fleet.events() if event["kind"] == "ended"}
+
+        await eventually(probed, "the jobs of the other keys")
+        await sql.execute("select pg_advisory_unlock(hashtext('penstock.isolate'))")
         records = await _ended(app, ids)
-        failed = [(record.key, record.data["n"]) for record in records.values() if record.status is Status.FAILED]
-        assert failed == [("k3", 4)]
-        last: dict[str, int] = {}
-        for event in sorted(fleet.events(), key=lambda event: event["at"]):
-            if event["kind"] == "ended":
-                # Jobs that had run and were not settled when their worker ended run once more from there.
-                again = event["attempt"] > 1
-                assert again or event["n"] >= last.get(event["key"], -1), f"{event} after {last[event['key']]}"
-                last[event["key"]] = event["n"]
-        first_of_5 = min(event["at"] for event in fleet.events() if event["key"] == "k3" and event["n"] == 5)
-        last_of_4 = max(event["at"] for event in fleet.events() if event["key"] == "k3" and event["n"] == 4)
-        assert first_of_5 > last_of_4
+    found = []
+    failed = [(record.key, record.data["n"]) for record in records.values() if record.status is Status.FAILED]
+    if failed != [killer]:
+        found.append(f"these jobs have failed: {failed}")
+    events = sorted(fleet.events(), key=lambda event: event["at"])
+    last: dict[str, int] = {}
+    for event in events:
+        if event["kind"] == "ended":
+            # Jobs that had run and were not settled when their worker ended run once more from there.
+            if event["attempt"] == 1 and event["n"] < last.get(event["key"], -1):
+                found.append(f"{event} after {last[event['key']]}")
+            last[event["key"]] = event["n"]
+    of_killer = [event["at"] for event in events if (event["key"], event["n"]) == killer]
+    for event in events:
+        if event["key"] == "k3" and event["n"] > killer[1] and event["at"] < of_killer[-1]:
+            found.append(f"{event['key']}/{event['n']} {event['kind']} before the last start of the suspect in front of it")
+    return found
+
+
+async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(
+    url: str, fleet: Fleet, sql: asyncpg.Connection[Any]
+) -> None:
+    assert await _run_keys_beside_a_killer(url, fleet, sql) == []
+
+
+@pytest.mark.soak
+async def test_a_key_that_goes_on_past_its_suspect_is_found_out(url: str, fleet: Fleet, sql: asyncpg.Connection[Any]) -> None:
+    sabotage = SABOTAGES["a key is not held"]
+    found = await _run_keys_beside_a_killer(url, fleet, sql, sabotage)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
 
 
 async def _run_once(

@@ -24,19 +24,26 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 MOST_DEATHS = 14
+# When the event comes first in the only partition: two losses make a suspect, and two more are its own.
+MOST_DEATHS_BY_FIRST_EVENT = 4
 KEYS = {f"t{n}" for n in range(20)}
 UNLIMITED = Sabotage(
     r"[0-9]+ workers have ended, and the killer is not quarantined",
     (Edit("lose_standing", r"tried_with = 1 and crashes >= 3", "false"),),
 )
+UNLIMITED_EVENTS = Sabotage(
+    r"[0-9]+ workers have ended, and the partition is not quarantined",
+    (Edit("lose_partitions", r"reached\.crashes >= 3 and reached\.crashed_at = reached\.next_offset", "false"),),
+)
+ASIDE = "select partition, pause_reason from penstock.group_offsets where quarantined"
 
 
 @asynccontextmanager
-async def fleet(url: str, log: Path, workers: int) -> AsyncIterator[Callable[[], int]]:
+async def fleet(url: str, log: Path, workers: int, *, dead_after_s: float = 2.0) -> AsyncIterator[Callable[[], int]]:
     """Workers that are started again when they end; yields how many have ended."""
     output = log.open("ab")
     command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.killing_standing_app:app"]
-    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url}
+    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "KILLING_DEAD_AFTER": str(dead_after_s)}
     processes: list[subprocess.Popen[bytes]] = []
     deaths = 0
 
@@ -124,6 +131,7 @@ async def test_a_standing_job_that_is_never_quarantined_is_found_out(
 
 async def test_each_edit_finds_what_it_takes_out(app: Penstock) -> None:
     await UNLIMITED.prepare(app)
+    await UNLIMITED_EVENTS.prepare(app)
 
 
 @pytest.mark.parametrize("how", ["exit", "segfault"])
@@ -139,9 +147,8 @@ async def test_an_event_that_ends_its_workers_is_set_aside_and_the_others_are_ha
             " cross join lateral penstock.read_events('events', partition, 0, 1000) where data ->> 'n' = '150'"
         )
         async with fleet(url, tmp_path / "workers.log", 2) as deaths:
-            aside = "select partition, pause_reason from penstock.group_offsets where quarantined"
-            await eventually(lambda: sql.fetchrow(aside), "the quarantine of the partition", 240)
-            [found] = await sql.fetch(aside)
+            await eventually(lambda: sql.fetchrow(ASIDE), "the quarantine of the partition", 240)
+            [found] = await sql.fetch(ASIDE)
             assert found["partition"] == killer["partition"]
             assert found["pause_reason"].startswith(f"offset {killer['event_offset']}: Fail: it has crashed its workers")
             ended = deaths()
@@ -161,3 +168,37 @@ async def test_an_event_that_ends_its_workers_is_set_aside_and_the_others_are_ha
             assert deaths() == ended
             seen = {row["n"] for row in await sql.fetch("select n from public.seen")}
             assert seen == set(range(300)) - {150}
+
+
+async def _run_first_event(url: str, sql: asyncpg.Connection[Any], folder: Path, sabotage: Sabotage | None = None) -> list[str]:
+    """Let an event that ends its workers come first in a stream of one partition, and return what is wrong."""
+    await sql.execute("create table public.seen (partition integer, n integer)")
+    async with Penstock(url) as app:
+        if sabotage is not None:
+            await sabotage.prepare(app)
+        await app.stream("events", partitions=1).append_many(
+            [NewEvent({"n": n, "does": None if n else "exit"}) for n in range(3)]
+        )
+        async with fleet(url, folder / "workers.log", 2, dead_after_s=1.0) as deaths:
+
+            async def over() -> bool:
+                return deaths() > MOST_DEATHS_BY_FIRST_EVENT or await sql.fetchrow(ASIDE) is not None
+
+            await eventually(over, "the quarantine of the partition", 240)
+            quarantined = await sql.fetchrow(ASIDE) is not None
+            ended = deaths()
+    found = [] if quarantined else [f"{ended} workers have ended, and the partition is not quarantined"]
+    if await sql.fetchval("select count(*) from public.seen"):
+        found.append("events behind the first one were handled")
+    return found
+
+
+async def test_an_event_that_comes_first_ends_four_workers_at_most(
+    url: str, sql: asyncpg.Connection[Any], tmp_path: Path
+) -> None:
+    assert await _run_first_event(url, sql, tmp_path) == []
+
+
+async def test_an_event_that_is_never_set_aside_is_found_out(url: str, sql: asyncpg.Connection[Any], tmp_path: Path) -> None:
+    found = await _run_first_event(url, sql, tmp_path, UNLIMITED_EVENTS)
+    assert [each for each in found if re.match(UNLIMITED_EVENTS.expected, each)], found
