@@ -108,6 +108,10 @@ async def test_workers_come_with_the_load_and_go_without_losing_what_they_have(u
         for job in range(3):
             (tmp_path / f"go-{job}").touch()
         await eventually(number("running", 1), "one worker again", timeout=60)
+        # The last worker may have a result that it has not written yet.
+        await eventually(
+            lambda: sql.fetchval("select count(*) = 3 from penstock.archived_jobs"), "the end of all jobs", timeout=60
+        )
         done = await sql.fetch("select data::int as job, status, attempt, errors, worker from penstock.archived_jobs")
         assert sorted((row["job"], row["status"], row["attempt"], row["errors"]) for row in done) == [
             (job, "succeeded", 1, None) for job in range(3)
