@@ -119,6 +119,19 @@ async def test_everything_works_with_the_defaults_and_one_line_says_so(bouncer: 
     assert not [line for line in logs if line["log_level"] == "error" or "prepared statement" in str(line.get("error"))]
 
 
+async def test_a_pool_beside_another_knows_of_the_pooler_and_says_nothing(bouncer: int, url: str) -> None:
+    pooled = through(bouncer, url)
+    await eventually(lambda: connected(pooled), "PgBouncer")
+    first = Database(pooled, Settings())
+    second = first.beside(Settings(pool_size=1), "beside")
+    with capture_logs() as logs:
+        for database in (first, second):
+            await database.open()
+            assert await database.fetchval("select $1::text", "a") == "a"
+            await database.close()
+    assert [line["event"] for line in logs].count("pooler_found") == 1
+
+
 async def test_the_http_server_and_a_direct_connection_for_notifications(bouncer: int, url: str) -> None:
     pooled = through(bouncer, url)
     await eventually(lambda: connected(pooled), "PgBouncer")

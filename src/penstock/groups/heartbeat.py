@@ -69,7 +69,7 @@ class Heartbeat:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.working_on: Callable[[], str | None] = lambda: None  # what the loop is running at this moment
-        self._url = database.url
+        self._of = database
         self._settings = settings.model_copy(update={"pool_size": 1, "command_timeout": settings.dead_after / 2})
         self._interval = settings.heartbeat_interval.total_seconds()
         self._loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class Heartbeat:
             log.error("heartbeat_ended", error=f"{type(error).__name__}: {error}")
 
     async def _beat_until(self, stopped: threading.Event) -> None:
-        database = Database(self._url, self._settings, "penstock heartbeat")
+        database = self._of.beside(self._settings, "penstock heartbeat")
         await database.open()
         try:
             beat_at = time.monotonic() + self._interval * random.uniform(0.3, 0.7)

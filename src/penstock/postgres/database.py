@@ -136,6 +136,17 @@ class Database:
         self.schema_changed = asyncio.Event()
         """Set with `mismatch` and by the notification of a migration; `schema_watch` waits for it."""
 
+    def beside(self, settings: Settings, application: str) -> Database:
+        """Another pool to the same database, not yet open, which knows of a pooler that this one has found.
+
+        Args:
+            settings: Settings of the other pool.
+            application: Name of its connections in `pg_stat_activity`.
+        """
+        other = Database(self.url, settings, application)
+        other._pooled = self._pooled
+        return other
+
     @property
     def data_dir(self) -> Path | None:
         """The folder of the embedded server of this database; None for a configured database."""
