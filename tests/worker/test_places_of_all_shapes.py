@@ -213,6 +213,8 @@ async def test_a_program_that_pulls_jobs_and_is_interrupted(small: Penstock, sql
 
 
 async def test_standing_jobs_that_start_stop_and_move_at_random(small: Penstock, sql: Sql, dice: random.Random) -> None:
+    # A member that is taken for dead finds out a little later, and its runs go on until then: beside those of the new owner.
+    taken_for_dead = dice.random() < 0.5
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
     pool: Pool[Any] = small.pool("agents", slots=16)
@@ -249,7 +251,7 @@ async def test_standing_jobs_that_start_stop_and_move_at_random(small: Penstock,
                 await pool.stop(key)
                 wanted.discard(key)
             await some_steps(dice)
-            if dice.random() < 0.1:
+            if taken_for_dead and dice.random() < 0.1:
                 # As a member that was declared dead finds it: its slots are gone, its runs are others'.
                 for slot in await pool.slots():
                     if slot.owner is not None:
@@ -261,9 +263,11 @@ async def test_standing_jobs_that_start_stop_and_move_at_random(small: Penstock,
         for key in sorted(wanted):
             await pool.start(key)
         await eventually(
-            lambda: {key for key, runs in running.items() if runs} == wanted, "one run of each key that is wanted", 60
+            lambda: {key: runs for key, runs in running.items() if runs} == dict.fromkeys(wanted, 1),
+            "one run of each key that is wanted",
+            60,
         )
-        assert max(most.values()) == 1
+        assert taken_for_dead or max(most.values()) == 1
     assert not any(running.values())
 
 
