@@ -60,7 +60,7 @@ class FromEnvironment(BaseSettings):
             name = next((name for name in cls.model_fields if place in (name, *cls.variables(name))), None)
             if name is None:
                 raise InvalidInput(f"invalid settings: {reason}") from None
-            secret = "SecretStr" in str(cls.model_fields[name].annotation) or "url" in name
+            secret = "SecretStr" in str(cls.model_fields[name].annotation) or "url" in name or "password" in name
             value = "" if secret else f" {str(first['input'])[:50]!r}"
             variable = next((one for one in cls.variables(name) if one in _environment()), None)
             if name in given or variable is None:
@@ -135,7 +135,11 @@ def _flag(value: object) -> object:
 
 def _password(value: object) -> object:
     """Refuse a password itself, which would be shown with the settings."""
-    if value is None or callable(value) or (isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value)):
+    if (
+        value is None
+        or (callable(value) and not isinstance(value, type))
+        or (isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value))
+    ):
         return value
     raise ValueError("it must be a function that returns the password, or its place as MODULE:FUNCTION")
 

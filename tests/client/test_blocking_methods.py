@@ -96,6 +96,7 @@ def of_the_database(sync: SyncPenstock) -> None:
     assert sync.migrate().tables == []
     assert sync.plan_migration().statements == []
     sync.open()
+    assert {one.check for one in sync.doctor()} >= {"schema", "workers"}
     assert sync.declare() == []
 
 

@@ -123,6 +123,7 @@ def test_commands_find_the_function_by_its_place(server: tuple[str, str], vault:
     ):
         refused = penstock(server[1], "jobs", "list", cwd=tmp_path, PENSTOCK_DATABASE_PASSWORD_FROM=wrong)
         assert refused.returncode == 1 and text in refused.stderr.replace("\n", " "), refused.stderr
+        assert "hunter2" not in refused.stdout + refused.stderr
 
 
 def test_drivers_without_functions_get_a_url_with_the_password(server: tuple[str, str], vault: Vault) -> None:

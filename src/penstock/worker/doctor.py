@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import asyncpg
+from pydantic import ConfigDict
 
 from penstock._version import __version__
 from penstock.core.logs import describe
+from penstock.core.records import example
 from penstock.errors import PenstockError, SchemaMismatch
 from penstock.history import lake_queries
 from penstock.pools import views as pool_views
@@ -46,6 +48,11 @@ class Finding:
         message: What is so.
         advice: What to do about it; None: nothing.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "check": "workers", "level": "problem", "message": "3 jobs of invoice-shipments wait, and no worker works on this type",
+        "advice": "Start one: penstock worker MODULE:APP. If one runs: does its application declare a handler for this type?",
+    })  # fmt: skip
 
     check: str
     level: Level

@@ -58,7 +58,10 @@ as $$
             when json_typeof(given.header) = 'object' and strpos(given.header::text, '"traceparent"') = 0
                 then (
                     '{"traceparent":"' || p_traceparent
-                    || case when given.header::text ~ '^\s*[{]\s*[}]\s*$' then '"}' else '",' || substr(ltrim(given.header::text, E' \t\n\r'), 2) end
+                    || case
+                        when given.header::text ~ '^[[:space:]]*[{][[:space:]]*[}][[:space:]]*$' then '"}'
+                        else '",' || regexp_replace(given.header::text, '^[[:space:]]*[{]', '')
+                    end
                 )::json
             else given.header
         end
@@ -78,7 +81,7 @@ as $$
     select case
         when strpos(p_header::text, '"traceparent"') = 0 then p_header::text
         -- What is added to headers stands before them, so that the rest is what was given. It need not be JSON.
-        else nullif(regexp_replace(p_header::text, '"traceparent"\s*:\s*"[^"]*"\s*,?\s*', ''), '{}')
+        else nullif(regexp_replace(p_header::text, '"traceparent"[[:space:]]*:[[:space:]]*"[^"]*"[[:space:]]*,?[[:space:]]*', ''), '{}')
     end
 $$;
 comment on function penstock.untraced_header(json) is
