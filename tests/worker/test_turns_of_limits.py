@@ -186,7 +186,7 @@ async def test_the_worker_that_waits_longest_is_offered_the_place(app: Penstock,
 
 
 async def test_a_worker_that_comes_new_waits_for_one_turn_of_each_that_waits_already(app: Penstock, sql: Sql) -> None:
-    """Also of one that was granted its places while nobody else waited: what it asked for then was the place after these."""
+    """Also of one that was granted its places while no other member waited: what it asked for then was the place after these."""
     await sql.execute("select penstock.create_job_type('work', '{\"concurrency\": 1}')")
     await sql.execute("select penstock.enqueue('work', to_jsonb(n)) from generate_series(1, 20) as n")
 

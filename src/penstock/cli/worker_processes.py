@@ -166,12 +166,13 @@ class _Crew:
                 child.replaces = old = None
             if child.process.is_alive():
                 continue
+            successor = self._successor(child)
             if child.retired or old is not None:
                 # A successor that does not start leaves its predecessor at work, which may ask again.
                 self.children.remove(child)
-            elif self._successor(child) is not None:
+            elif successor is not None:
                 self.children.remove(child)
-                self._successor_of_none(child)
+                successor.replaces = None
             elif now - child.started > 1.0:
                 self.children[self.children.index(child)] = self._start(None)
         for child in list(self.children):
@@ -190,11 +191,6 @@ class _Crew:
 
     def _successor(self, child: _Child) -> _Child | None:
         return next((one for one in self.children if one.replaces is child), None)
-
-    def _successor_of_none(self, child: _Child) -> None:
-        for one in self.children:
-            if one.replaces is child:
-                one.replaces = None
 
 
 def supervise(

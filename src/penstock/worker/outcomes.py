@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from datetime import timedelta
+from typing import Any
 
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
@@ -35,18 +36,7 @@ def stopped(running: Running) -> Settlement:
         return released(running)
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
-        text = running.worked.sealed_error(claimed.id, detail)
-        return Settlement(
-            claimed.id,
-            claimed.attempt,
-            running.lease,
-            Outcome.FAILED,
-            text,
-            None,
-            claimed.name,
-            key=claimed.key,
-            trace_id=running.trace_id,
-        )
+        return _failed_with(running, detail)
     cause = "was declared dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = running.worked.sealed_error(claimed.id, detail)
@@ -90,8 +80,13 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
 
 def not_committed(running: Running) -> Settlement:
     """The settlement of an attempt whose handler called `finish` and returned, while its transaction was rolled back."""
-    claimed = running.claimed
     error = {"type": "NotCommitted", "message": "the transaction in which the handler called finish() was not committed"}
+    return _failed_with(running, error)
+
+
+def _failed_with(running: Running, error: dict[str, Any]) -> Settlement:
+    """The settlement of an attempt that failed for a reason of Penstock's own, without an exception of the handler."""
+    claimed = running.claimed
     text = running.worked.sealed_error(claimed.id, error)
     return Settlement(
         claimed.id,
