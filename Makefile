@@ -25,13 +25,16 @@ OF_EACH_CAPABILITY = tests/postgres/test_migrate.py tests/jobs/sql/test_protocol
 define ON_POSTGRES15
 	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(GIVE_WAY) $(BIN)/pytest $(1) -n 2 --dist loadgroup -m "not chaos and not embedded and not soak"
 endef
-.PHONY: help run test soak sabotage check reference debian unit integration spark chaos protocol15 postgres15 bench sqlroles lock format clean install
+.PHONY: help run demo test soak sabotage check reference debian unit integration spark chaos protocol15 postgres15 bench sqlroles screenshots lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded PostgreSQL (FULL=1: all of them)
 	$(BIN)/python -m examples.flights
+
+demo: $(VENV)/.run ## live work of every kind on an embedded PostgreSQL, with the dashboard, until Ctrl-C
+	$(BIN)/penstock up examples.flights.demo:app --http
 
 test: debian ## install everything, check, and run the tests
 	@# Much of a test is waiting: these keep two processors busy together.
@@ -102,6 +105,9 @@ reference: $(VENV)/.dev ## write the reference of the Python API from its docstr
 
 sqlroles: $(VENV)/.dev ## regenerate docs/sql-roles.md from the rights in a database
 	$(BIN)/python -m tests.postgres.sql_roles
+
+screenshots: $(VENV)/.dev debian ## take the screenshots of the dashboard in docs/dashboard; needs Debian's Chromium
+	$(BIN)/python -m scripts.screenshots
 
 lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \

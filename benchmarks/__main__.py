@@ -16,6 +16,7 @@ from benchmarks.environments import ON_DISK
 from benchmarks.measurements import Bench
 from benchmarks.peers_run import PEERS, PENSTOCK, PeersRun
 from benchmarks.report import print_peers, print_rows
+from benchmarks.workflows import Workflows
 from penstock.testing import TemporaryDatabases
 
 
@@ -29,8 +30,13 @@ def main() -> None:
         if arguments.only != "peers":
             bench = Bench(databases, arguments.jobs)
             backlog = Backlog(bench, 10 * arguments.jobs, arguments.hold)
-            for measure in (bench.enqueue, bench.drain, bench.latency, backlog.deferred, backlog.ready, backlog.held):
-                if arguments.only in (None, measure.__name__):
+            workflows = Workflows(bench)
+            of_workflows = (workflows.group, workflows.then, workflows.graph, workflows.waiting)
+            measures = (
+                bench.enqueue, bench.drain, bench.latency, backlog.deferred, backlog.ready, backlog.held, *of_workflows,
+            )  # fmt: skip
+            for measure in measures:
+                if arguments.only in (None, measure.__name__) or (arguments.only == "workflows" and measure in of_workflows):
                     bench.run(measure)
             print_rows(bench.rows)
         if arguments.only in (None, "peers"):
@@ -44,7 +50,22 @@ def _arguments() -> argparse.Namespace:
         "--jobs", type=int, default=PENSTOCK.jobs, help="jobs of a measurement (100000); slow peers get a part of them"
     )
     parser.add_argument(
-        "--only", choices=["enqueue", "drain", "latency", "deferred", "ready", "held", "peers"], help="only this one"
+        "--only",
+        choices=[
+            "enqueue",
+            "drain",
+            "latency",
+            "deferred",
+            "ready",
+            "held",
+            "workflows",
+            "group",
+            "then",
+            "graph",
+            "waiting",
+            "peers",
+        ],
+        help="only this one; workflows: group, then, graph and waiting",
     )
     parser.add_argument("--hold", type=float, default=20, help="seconds for which `held` holds its transaction open (20)")
     parser.add_argument(

@@ -66,6 +66,8 @@ def _exit_code(command: int, connection: socket.socket) -> int:
 
 def _become(request: dict[str, Any]) -> list[str]:
     """Take over what a process of its own would have from its start."""
+    # Where the tests were started in the background of a shell it is ignored, and the same in what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(request["files"]):
         opened = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT)
         os.dup2(opened, number)

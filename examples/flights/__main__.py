@@ -1,4 +1,7 @@
-"""The main job: enqueue the flights, work through them, follow the aircraft on a stream, and show what was learned."""
+"""The main job: enqueue the flights, work through them, follow the aircraft on a stream, and show what was learned.
+
+It ends by saying how to open the dashboard, where there is something to see on each page.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from examples.flights import jobs, stream
+from examples.flights import demo, jobs, stream
 from examples.flights.data import TOTAL, flights
 from examples.flights.history import show_history
 from examples.flights.report import print_report
@@ -39,6 +42,10 @@ async def main(count: int) -> None:
         await stream.main(count)
         # A thread of its own, since Spark blocks; the app stays open, and with it the embedded server.
         await asyncio.to_thread(show_history, console, await app.start_server(), app.settings.data_dir)
+        console.print("\nA round of every other kind of work: a pool, a topic, timers, a job group, consumers that fail.")
+        await demo.one_round()
+    console.print("Look at all of it in a browser, as it is now, or with live work:", highlight=False)
+    console.print("  .venv/bin/penstock dashboard\n  make demo", highlight=False)
 
 
 async def _enqueue(progress: Progress, count: int) -> float:

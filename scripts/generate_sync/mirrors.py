@@ -22,7 +22,7 @@ class Mirror:
         module: The module that it is in.
         name: Its name; that of the mirror has `Sync` in front.
         also: Plain methods, properties and attributes that the mirror has too. It calls methods and properties on the loop.
-        without: Coroutines that mean nothing without a loop.
+        without: Coroutines that mean nothing without a loop, or for this class.
         closes: Whether its `close` ends the loop as well.
         connection: Attribute with the caller's connection through which the calls write, if it has one.
     """
@@ -37,7 +37,7 @@ class Mirror:
 
 MIRRORS = {
     "penstock.jobs.sync": [
-        Mirror("penstock.jobs.job_type", "JobType"),
+        Mirror("penstock.jobs.job_type", "JobType", without=("ensure", "declare_if_allowed")),
         Mirror("penstock.jobs.job_type", "JobCall", connection="connection"),
     ],
     "penstock.pools.sync": [
@@ -49,13 +49,20 @@ MIRRORS = {
             also=(
                 "id", "name", "key", "attempt", "max_attempts", "data", "created_at", "snoozes", "cancelled", "progress", "log",
             ),
+            without=("step", "sleep", "wait_for", "gather"),
         ),
     ],
     "penstock.streams.sync": [
         Mirror("penstock.streams.stream", "Stream"),
         Mirror("penstock.streams.producer", "Producer", also=("id", "sequence")),
         Mirror("penstock.streams.reader", "StreamReader"),
-        Mirror("penstock.streams.consumer.pull", "Consumption", also=("partitions", "done")),
+    ],
+    "penstock.streams.consumer.sync": [Mirror("penstock.streams.consumer.pull", "Consumption", also=("partitions", "done"))],
+    "penstock.schedules.sync": [Mirror("penstock.schedules.schedule", "Schedule")],
+    "penstock.worker.sync": [Mirror("penstock.worker.leader", "LeaderTask")],
+    "penstock.workflows.sync": [
+        Mirror("penstock.workflows.job_group", "JobGroup", also=("id", "name")),
+        Mirror("penstock.workflows.graph", "Workflow", also=("name", "steps", "add", "add_many")),
     ],
     "penstock.operations.sync": [Mirror("penstock.operations.operations", "Operations")],
     "penstock.topics.sync": [Mirror("penstock.topics.topic", "Topic")],
@@ -157,7 +164,12 @@ class MirroredClass:
             *decorator,
             f"    def {'close' if node.name == 'aclose' else node.name}({self._parameters(node.args)}) -> {returns}:",
             _docstring(node),
-            f"        {'' if returns == 'None' else 'return '}{body}",
+            # The object that returns itself is the asynchronous one.
+            *(
+                [f"        {body}", "        return self"]
+                if returns == "Self"
+                else [f"        {'' if returns == 'None' else 'return '}{body}"]
+            ),
         ]
 
     def _generator(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:

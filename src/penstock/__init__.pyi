@@ -21,6 +21,7 @@ from penstock.errors import Retry as Retry
 from penstock.errors import SchemaMismatch as SchemaMismatch
 from penstock.errors import Snooze as Snooze
 from penstock.errors import Unreadable as Unreadable
+from penstock.jobs.child import ChildJob as ChildJob
 from penstock.jobs.declarations import JobOptions as JobOptions
 from penstock.jobs.handler import Job as Job
 from penstock.jobs.handler import Jobs as Jobs
@@ -41,7 +42,11 @@ from penstock.jobs.records import JobRecord as JobRecord
 from penstock.jobs.records import LogLine as LogLine
 from penstock.jobs.records import Status as Status
 from penstock.jobs.records import Why as Why
+from penstock.jobs.steps import StepRecord as StepRecord
+from penstock.jobs.steps import Suspended as Suspended
 from penstock.jobs.top import TopRecord as TopRecord
+from penstock.operations.models import Erasure as Erasure
+from penstock.operations.models import ErasurePreview as ErasurePreview
 from penstock.operations.models import JobFilter as JobFilter
 from penstock.operations.models import OperationPreview as OperationPreview
 from penstock.operations.models import OperationRecord as OperationRecord
@@ -80,11 +85,22 @@ from penstock.worker.fleets import WorkerRecord as WorkerRecord
 from penstock.worker.leader import Leader as Leader
 from penstock.worker.leader import LeaderRecord as LeaderRecord
 from penstock.worker.leader import LeaderTask as LeaderTask
+from penstock.worker.overview import Overview as Overview
+from penstock.worker.overview import Throughput as Throughput
+from penstock.worker.problems import Problem as Problem
+from penstock.workflows.graph import Workflow as Workflow
+from penstock.workflows.job_group import JobGroup as JobGroup
+from penstock.workflows.models import JobGroupRecord as JobGroupRecord
+from penstock.workflows.models import WorkflowRunRecord as WorkflowRunRecord
+from penstock.workflows.models import WorkflowStepRecord as WorkflowStepRecord
+from penstock.workflows.step import ResultOf as ResultOf
+from penstock.workflows.step import Step as Step
 
 __all__ = [
     "Appended",
     "Backoff",
     "Batch",
+    "ChildJob",
     "Conflict",
     "DatabaseUnavailable",
     "Delivery",
@@ -92,6 +108,8 @@ __all__ = [
     "EmbeddedServerError",
     "EnqueueOutcome",
     "Enqueued",
+    "Erasure",
+    "ErasurePreview",
     "Event",
     "Events",
     "Fail",
@@ -103,6 +121,8 @@ __all__ = [
     "JobCounts",
     "JobFailed",
     "JobFilter",
+    "JobGroup",
+    "JobGroupRecord",
     "JobOptions",
     "JobRecord",
     "JobType",
@@ -127,6 +147,7 @@ __all__ = [
     "OperationRecord",
     "Operations",
     "Options",
+    "Overview",
     "Penstock",
     "PenstockError",
     "Pool",
@@ -134,12 +155,14 @@ __all__ = [
     "PoolSettings",
     "PoolWorker",
     "Position",
+    "Problem",
     "Producer",
     "Published",
     "PulledJob",
     "QueueFull",
     "RateLimit",
     "ReceiverOutcome",
+    "ResultOf",
     "Retention",
     "Retry",
     "Schedule",
@@ -148,10 +171,14 @@ __all__ = [
     "Snooze",
     "Standing",
     "Status",
+    "Step",
+    "StepRecord",
     "Stream",
     "StreamOptions",
     "Subscribed",
     "Subscriber",
+    "Suspended",
+    "Throughput",
     "Tick",
     "TopRecord",
     "Topic",
@@ -159,6 +186,9 @@ __all__ = [
     "Unreadable",
     "Why",
     "WorkerRecord",
+    "Workflow",
+    "WorkflowRunRecord",
+    "WorkflowStepRecord",
     "__version__",
     "current_job",
     "inject",

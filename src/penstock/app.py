@@ -12,13 +12,14 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
 from pydantic import SecretStr
 
-from penstock.core.checks import LONGEST_SPAN, check_many, check_real, check_span, check_text, storable_text
+from penstock.core.checks import LONGEST_SPAN, check_many, check_span, check_text, storable_text
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
@@ -51,6 +52,8 @@ from penstock.worker import Work, Worker, stop_on
 from penstock.worker.administration import WorkerAdministration
 from penstock.worker.leader import LeaderTask
 from penstock.worker.pulling import PullingWorker
+from penstock.workflows.administration import WorkflowAdministration
+from penstock.workflows.spark_job import SparkJobDeclarations
 
 log = get_logger("penstock")
 
@@ -62,6 +65,8 @@ class Penstock(
     StreamAdministration,
     ScheduleAdministration,
     WorkerAdministration,
+    WorkflowAdministration,
+    SparkJobDeclarations,
     HookDeclarations,
 ):
     """An application's jobs on one database.
@@ -141,9 +146,10 @@ class Penstock(
     async def declare(self) -> list[str]:
         """Write the declarations of this application into the database, with the options in the code.
 
-        These are job types, pools, topics, streams, and subscriptions without a time to live. The application writes them when it
-        is opened, a worker when it starts, and `penstock declare MODULE:APP` at deployment. An administrator's change remains in
-        effect until the code declares other options.
+        These are job types, pools, topics, streams, subscriptions without a time to live, schedules, and tasks of the leader.
+        `penstock declare MODULE:APP` writes them at deployment, and a worker those that it works on when it starts. `open` writes
+        all but schedules and tasks. An administrator's change remains in effect until the code declares other options. What was
+        dropped is created again by all of these, but not by a call that opens the application implicitly, such as an enqueue.
 
         Returns:
             Names of the declared objects, such as "job invoice-shipments".
@@ -153,12 +159,14 @@ class Penstock(
             PenstockError: The role may not declare.
         """
         declared = []
-        for what, declare in self._declarations():
+        for what, declare in [*self._declarations(JobType.declare), *self._worked_declarations()]:
             await declare()
             declared.append(what)
         return declared
 
-    def _declarations(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+    def _declarations(
+        self, declare_type: Callable[[JobType[Any]], Awaitable[None]]
+    ) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
         found: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         for topic in self.topics.values():
             found.append((f"topic {topic.name}", topic.declare))
@@ -166,14 +174,24 @@ class Penstock(
             # A subscription with a time to live belongs to the workers that renew it.
             subscription = subscription_of(type)
             if subscription is None or subscription.ttl is None:
-                found.append((f"{'pool' if isinstance(type.declarer, Pool) else 'job'} {type.name}", type.declare))
+                found.append((f"{'pool' if isinstance(type.declarer, Pool) else 'job'} {type.name}", partial(declare_type, type)))
         for stream in self.streams.values():
             found.append((f"stream {stream.name}", stream.declare))
         return found
 
-    async def _declare_all(self) -> None:
-        """Write declarations as far as the role may and the database can; calls that need a declaration try again."""
-        for what, declare in self._declarations():
+    def _worked_declarations(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+        """What workers alone need. A process that only enqueues leaves it to them, and to the deployment."""
+        return [
+            *((f"schedule {schedule.name}", schedule.declare) for schedule in self.schedules.values()),
+            *((f"leader {task.name}", task.declare) for task in self.leader_tasks.values()),
+        ]
+
+    async def _declare_all(self, called: bool) -> None:
+        """Write declarations as far as the role may and the database can; calls that need a declaration try again.
+
+        What was dropped is created again only when `open` was called, as at the start of a program.
+        """
+        for what, declare in self._declarations(partial(JobType.ensure, again=called)):
             try:
                 await declare()
             except (InvalidInput, Conflict):
@@ -280,16 +298,18 @@ class Penstock(
             raise JobFailed(f"job {record.id} {record.status}" + (f": {message}" if message else ""))
         return record
 
-    async def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
-        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`.
+    async def scale_advice(
+        self, *, wait: timedelta = timedelta(seconds=5), over: timedelta = timedelta(minutes=1)
+    ) -> list[ScaleAdvice]:
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait`.
 
         Args:
-            wait_s: Seconds that a ready job may wait.
+            wait: How long a ready job may wait.
             over: Length of the recent past whose load is measured.
         """
-        check_real("wait_s", wait_s, 0.001, 86_400.0 * 366)
+        check_span("wait", wait, shortest=timedelta(milliseconds=1), longest=timedelta(days=366))
         check_span("over", over, longest=timedelta(days=366))
-        return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
+        return [advise(load, wait.total_seconds()) for load in await pool_views.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta | None = None) -> dict[str, int]:
         """Drop the parts of the archive whose jobs were kept for long enough, and topic messages that no copy refers to then.

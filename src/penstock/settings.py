@@ -197,6 +197,17 @@ class Settings(FromEnvironment):
     traces: Flag = Field(
         default=False, description="Whether to make OpenTelemetry spans; needs `penstock[otel]` and a tracer provider."
     )
+    otel_metrics: Flag = Field(
+        default=False,
+        description="Whether to give metrics to OpenTelemetry; needs `penstock[otel]` and a meter provider.",
+    )
+    rates: Flag = Field(
+        default=True,
+        description="Whether to write how many jobs end, and their times, into the database once a minute, for the dashboard.",
+    )
+    code_version: Annotated[str, Field(strict=True, min_length=1, max_length=100, pattern=r"^[^\x00]+$")] | None = Field(
+        default=None, description="Version of the application's code, such as a commit: failures and workers are shown with it."
+    )
 
     concurrency: Count = Field(
         default=100, ge=1, le=100_000, description="Maximum number of async handlers at once in one process."

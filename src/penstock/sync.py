@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.jobs.job_type import JobType
-    from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
+    from penstock.jobs.models import Enqueued, GroupReference, NewJob, NewJobOptions
     from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
     from penstock.jobs.scaling import ScaleAdvice
+    from penstock.jobs.steps import StepRecord
     from penstock.jobs.top import TopRecord
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.worker.doctor import Finding
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
+    from penstock.worker.overview import Overview
+    from penstock.workflows.models import JobGroupRecord, WorkflowRunRecord, WorkflowStepRecord
 T = TypeVar("T")
 
 
@@ -59,9 +62,10 @@ class SyncPenstock:
     def declare(self) -> list[str]:
         """Write the declarations of this application into the database, with the options in the code.
 
-        These are job types, pools, topics, streams, and subscriptions without a time to live. The application writes them when it
-        is opened, a worker when it starts, and `penstock declare MODULE:APP` at deployment. An administrator's change remains in
-        effect until the code declares other options.
+        These are job types, pools, topics, streams, subscriptions without a time to live, schedules, and tasks of the leader.
+        `penstock declare MODULE:APP` writes them at deployment, and a worker those that it works on when it starts. `open` writes
+        all but schedules and tasks. An administrator's change remains in effect until the code declares other options. What was
+        dropped is created again by all of these, but not by a call that opens the application implicitly, such as an enqueue.
 
         Returns:
             Names of the declared objects, such as "job invoice-shipments".
@@ -123,14 +127,16 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.wait(id, timeout=timeout), wait=timeout)
 
-    def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
-        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`.
+    def scale_advice(
+        self, *, wait: timedelta = timedelta(seconds=5), over: timedelta = timedelta(minutes=1)
+    ) -> list[ScaleAdvice]:
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait`.
 
         Args:
-            wait_s: Seconds that a ready job may wait.
+            wait: How long a ready job may wait.
             over: Length of the recent past whose load is measured.
         """
-        return self._loop.run(self._of.scale_advice(wait_s=wait_s, over=over))
+        return self._loop.run(self._of.scale_advice(wait=wait, over=over))
 
     def prune(self, keep: timedelta | None = None) -> dict[str, int]:
         """Drop the parts of the archive whose jobs were kept for long enough, and topic messages that no copy refers to then.
@@ -203,21 +209,25 @@ class SyncPenstock:
         status: Status | str | None = None,
         key: str | None = None,
         reason: str | None = None,
+        workflow: GroupReference | None = None,
         limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000.
+        """Jobs, latest first, by type, status, key, reason (`quarantined`) and workflow; at most 1,000.
 
         Args:
             name: Job type; None: all.
             status: Status of the jobs; None: any.
             key: Key of the jobs; None: any.
             reason: Reason for which they ended, such as `quarantined`; None: any.
+            workflow: Job group whose children they are, or its id; None: any.
             limit: Largest number of jobs.
 
         Raises:
             NotFound: There is no such job type, and no job of it.
         """
-        return self._loop.run(self._of.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
+        return self._loop.run(
+            self._of.find_many(name=name, status=status, key=key, reason=reason, workflow=workflow, limit=limit)
+        )
 
     def cancel(self, id: UUID | str) -> str:
         """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status.
@@ -226,6 +236,32 @@ class SyncPenstock:
             id: Id of the job.
         """
         return self._loop.run(self._of.cancel(id))
+
+    def set_priority(self, id: UUID | str, priority: int) -> bool:
+        """Give a job that waits another priority; it stands behind those of its type that have it already.
+
+        Args:
+            id: Id of the job.
+            priority: -100 (first) to 100 (last).
+
+        Returns:
+            Whether it has another priority now. A job that runs or has ended stays as it is, and so does one of a pool.
+
+        Raises:
+            InvalidInput: It is no priority.
+        """
+        return self._loop.run(self._of.set_priority(id, priority))
+
+    def run_now(self, id: UUID | str) -> bool:
+        """Make a job that waits for its time, or for a further attempt, due at once.
+
+        Args:
+            id: Id of the job.
+
+        Returns:
+            Whether it was deferred. Any other job stays as it is: one that is ready, runs, has ended, or waits for others.
+        """
+        return self._loop.run(self._of.run_now(id))
 
     def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False) -> Enqueued:
         """Enqueue a copy of a running or finished job, with `data` as its payload, or (None) with its own.
@@ -427,11 +463,12 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.schedule_runs(name, status=status, limit=limit))
 
-    def run_schedule(self, name: str) -> UUID | None:
+    def run_schedule(self, name: str, *, key: str | None = None) -> UUID | None:
         """Run a schedule now, beside its times.
 
         Args:
             name: Name of the schedule.
+            key: Key of the run; None: that of the declared rule, where this application declares the schedule, or none.
 
         Returns:
             The job of the run; None when a worker runs the schedule in place, as soon as it can.
@@ -439,8 +476,9 @@ class SyncPenstock:
         Raises:
             NotFound: The schedule does not exist.
             Conflict: A run has not ended, or each worker runs the schedule by itself.
+            InvalidInput: The key is not valid, or the schedule runs in place, so that a run has no key.
         """
-        return self._loop.run(self._of.run_schedule(name))
+        return self._loop.run(self._of.run_schedule(name, key=key))
 
     def drop_schedule(self, name: str) -> None:
         """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
@@ -461,6 +499,13 @@ class SyncPenstock:
     def workers(self) -> list[WorkerRecord]:
         """All workers: where they run, what they work on, and whether they live."""
         return self._loop.run(self._of.workers())
+
+    def overview(self) -> Overview:
+        """How everything is doing: what is wrong first, then how much waits, runs and finishes. `penstock top` shows it.
+
+        It counts no whole queue, and costs the database some tens of milliseconds, whatever the size of the queue.
+        """
+        return self._loop.run(self._of.overview())
 
     def drain_worker(self, id: str) -> str:
         """Let one worker of a fleet finish what it runs, and end.
@@ -498,3 +543,144 @@ class SyncPenstock:
             NotFound: There is no such fleet.
         """
         self._loop.run(self._of.drain_fleet(name))
+
+    def job_groups(self, *, open: bool = False, limit: int = 50) -> list[JobGroupRecord]:
+        """Job groups, latest first.
+
+        Args:
+            open: Whether only those that have not ended.
+            limit: Maximum number, at most 1,000.
+        """
+        return self._loop.run(self._of.job_groups(open=open, limit=limit))
+
+    def find_group(self, group: UUID | str) -> JobGroupRecord:
+        """A job group by its id or its name. Raises `NotFound`.
+
+        Args:
+            group: Id of the group, a UUID; or its name.
+        """
+        return self._loop.run(self._of.find_group(group))
+
+    def cancel_group(self, group: UUID | str) -> JobGroupRecord:
+        """Cancel the children of a job group, and its `then`. Raises `NotFound`.
+
+        Args:
+            group: Id of the group, a UUID; or its name.
+
+        Returns:
+            The group. It ends when its children have ended.
+        """
+        return self._loop.run(self._of.cancel_group(group))
+
+    def signal(self, id: UUID | str, name: str, value: Any = None, *, connection: Any = None) -> bool:
+        """Send a signal to a job, which its handler gets from `Job.wait_for`. It may wait already, or come to the wait later.
+
+        The first signal of a name counts. A repeated call is harmless.
+
+        Args:
+            id: Id of the job.
+            name: Name of the signal, for which the handler waits.
+            value: What the handler gets: JSON, or what pydantic makes JSON of, at most 256 KiB.
+            connection: Connection through which to signal, in its transaction; see `Penstock.enqueue`.
+
+        Returns:
+            Whether this signal was the first: False when there was one of this name, or the wait for it had timed out.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: The job has ended.
+            InvalidInput: The name or the value is not valid.
+        """
+        return self._loop.run(self._of.signal(id, name, value, connection=connection), connection=connection)
+
+    def steps(self, id: UUID | str) -> list[StepRecord]:
+        """The durable steps of a job, in their order, and the signals for which it does not wait yet.
+
+        Args:
+            id: Id of the job; one that is not known has no steps.
+        """
+        return self._loop.run(self._of.steps(id))
+
+    def group_of(self, job: UUID | str) -> UUID | None:
+        """The job group of which a running job is a child, so that its handler can add children: `options(group=...)`.
+
+        Args:
+            job: Id of the job.
+
+        Returns:
+            The id of the group; None: the job is in no group.
+        """
+        return self._loop.run(self._of.group_of(job))
+
+    def workflow_runs(self, workflow: str | None = None, *, open: bool = False, limit: int = 50) -> list[WorkflowRunRecord]:
+        """Runs of workflows, latest first.
+
+        Args:
+            workflow: Name of the workflow; None: all.
+            open: Whether only those that have not ended.
+            limit: Maximum number, at most 1,000.
+        """
+        return self._loop.run(self._of.workflow_runs(workflow, open=open, limit=limit))
+
+    def find_workflow_run(self, run: UUID | str) -> WorkflowRunRecord:
+        """A run of a workflow. Raises `NotFound`.
+
+        Args:
+            run: What `Workflow.start` returned, or the id that it was given.
+        """
+        return self._loop.run(self._of.find_workflow_run(run))
+
+    def workflow_steps(self, run: UUID | str) -> list[WorkflowStepRecord]:
+        """The steps of a run, each behind those after which it runs, with status and times. Raises `NotFound`.
+
+        Args:
+            run: See `find_workflow_run`.
+        """
+        return self._loop.run(self._of.workflow_steps(run))
+
+    def cancel_workflow(self, run: UUID | str) -> WorkflowRunRecord:
+        """Cancel a run: its steps that wait, are queued or run, and the jobs of its groups. Raises `NotFound`.
+
+        Args:
+            run: See `find_workflow_run`.
+
+        Returns:
+            The run. It ends when its steps have ended; one that has ended stays as it is.
+        """
+        return self._loop.run(self._of.cancel_workflow(run))
+
+    def retry_workflow(self, run: UUID | str, *, from_step: str | None = None, id: str | None = None) -> WorkflowRunRecord:
+        """Retry a run that has ended, as a new run, which shares the results of the steps that are not run again.
+
+        To call it again is the same new run.
+
+        Args:
+            run: See `find_workflow_run`.
+            from_step: Name of a step from which on it runs again, also when it succeeded; None: the steps that did not succeed.
+            id: Id of the new run; None: that of the run with `~2`, `~3` and so on.
+
+        Returns:
+            The new run.
+
+        Raises:
+            NotFound: The run does not exist.
+            InvalidInput: It has no such step.
+            Conflict: It has not ended, was retried otherwise, or each step succeeded.
+        """
+        return self._loop.run(self._of.retry_workflow(run, from_step=from_step, id=id))
+
+    def wait_for_workflow(self, run: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> WorkflowRunRecord:
+        """Wait until a run has ended.
+
+        Args:
+            run: See `find_workflow_run`.
+            timeout: How long to wait.
+
+        Returns:
+            The run, however it ended.
+
+        Raises:
+            NotFound: The run does not exist.
+            TimeoutError: It has not ended in time.
+        """
+        return self._loop.run(self._of.wait_for_workflow(run, timeout=timeout), wait=timeout)

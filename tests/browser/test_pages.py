@@ -84,7 +84,7 @@ def test_a_page_of_another_site_changes_nothing(served: Served, browser) -> None
     context = browser.new_context(http_credentials={"username": "admin", "password": TOKEN, "send": "always"})
     # The browser has the password of the server, as after a visit.
     page = context.new_page()
-    assert page.goto(served.base_url + "/").status == 200
+    assert page.goto(served.base_url + "/home").status == 200
     with site(FORMS.format(at=served.base_url, socket=served.base_url.replace("http", "ws"))) as evil:
         for form in ("pause", "enqueue"):
             page.goto(evil)
@@ -138,7 +138,7 @@ def test_the_home_page_breaks_no_rule_of_its_own_policy(served: Served, browser)
     page = context.new_page()
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    page.goto(served.base_url + "/")
+    page.goto(served.base_url + "/home")
     assert page.inner_text("h1") == "Penstock"
     context.close()
     assert [one for one in wrong if "favicon" not in one and "404" not in one] == []

@@ -97,6 +97,7 @@ class Consumers:
         at = self.frozen[str(process.pid)] = time.monotonic()
         if ownership is not None:
             await until_taken(ownership.was_taken, process.pid)
+        # The length of the suspension is what is tested; no condition can take the place of the sleep.
         await asyncio.sleep(seconds)
         self.frozen.pop(str(process.pid), None)
         # A process that was killed in the meantime is recorded as gone for ever.
@@ -155,6 +156,7 @@ class Consumers:
         try:
             if ownership is not None:
                 await until_taken(ownership.was_taken, int(worker))
+            # The length of the interruption is what is tested.
             await asyncio.sleep(seconds)
             if ownership is not None:
                 slow.unlink()

@@ -45,6 +45,7 @@ async def publisher(app: Penstock, name: str, chance: random.Random) -> None:
             transaction = connection.transaction()
             await transaction.start()
             await topic.publish({"by": name}, id=id, unique=unique, connection=connection)
+            # The time for which the transaction is open is what is tested.
             await asyncio.sleep(chance.uniform(0, 0.02))
             if chance.random() < 0.5:
                 await transaction.rollback()

@@ -1,6 +1,7 @@
 """The app of the chaos of `Job.finish`: each handler writes one effect, and ends its job in the same transaction.
 
-The payload says where the first attempt kills its process, fails, or overruns its lease.
+The payload says where the first attempt kills its process, fails, overruns its lease, or is late: it waits there until the second
+attempt has begun.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,11 +23,23 @@ QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200)
 LEASE = timedelta(seconds=3)
 
 
+def note(job: Job[Any], what: str) -> Path:
+    """A file that says how far an attempt of a job has come."""
+    return Path(os.environ["KILLER_HISTORY"]).parent / f"{job.id}.{what}"
+
+
+def until(ready: Callable[[], bool]) -> None:
+    """Wait, for a limited time: the other attempt may be lost."""
+    end = time.monotonic() + 60
+    while not ready() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def reach(job: Job[dict[str, Any]], place: str) -> None:
     """Do what the payload says at this place, in the first attempt."""
-    if job.attempt == 2 and job.data.get("slow") and place == "before":
-        # Time for a first attempt that overran its lease to come in between.
-        time.sleep(2)
+    if job.data.get("does") == "late" and job.attempt == 2 and place == "before":
+        note(job, "begun").touch()
+        until(note(job, "tried").exists)
     if job.attempt > 1 or job.data.get("at") != place:
         return
     match job.data["does"]:
@@ -35,16 +50,21 @@ def reach(job: Job[dict[str, Any]], place: str) -> None:
         case "overrun":
             # Longer than the lease: the job has been recovered, and perhaps claimed again, unless its row is held.
             time.sleep(LEASE.total_seconds() + 1.5)
+        case "late":
+            until(note(job, "begun").exists)
 
 
 def book(job: Job[dict[str, Any]]) -> None:
     """One effect, in the transaction that finishes the job."""
     reach(job, "start")
-    with psycopg.connect(os.environ["PENSTOCK_DATABASE_URL"]) as connection:
-        connection.execute("insert into effects (job, attempt) values (%s, %s)", (job.id, job.attempt))
-        reach(job, "before")
-        job.finish_blocking(connection)
-        reach(job, "between")
+    try:
+        with psycopg.connect(os.environ["PENSTOCK_DATABASE_URL"]) as connection:
+            connection.execute("insert into effects (job, attempt) values (%s, %s)", (job.id, job.attempt))
+            reach(job, "before")
+            job.finish_blocking(connection)
+            reach(job, "between")
+    finally:
+        note(job, "tried").touch()
     reach(job, "after")
 
 

@@ -49,6 +49,8 @@ ENVIRONMENT = {
     "PENSTOCK_HANDOVER_GRACE": "1",
 }
 SAFE_SILENCE_S = 1.0
+# Before a standing job is quarantined: two make a suspect, and two are its own.
+LEAST_CRASHES = 4
 
 
 class Fleet:
@@ -156,6 +158,7 @@ class Producers:
                 name = f"{job.key}/{job.data['n']}"
                 self.placed[name] = Placed(transaction, place, begun, committed)
                 self.events.append(Event("enqueued", str(job.id), "keyed", committed, value=text(job.data)))
+            # A pause of the load: there is nothing to wait for.
             await asyncio.sleep(chance.uniform(0, 0.3))
 
     def jobs(self, chance: random.Random) -> list[NewJob]:
@@ -178,6 +181,7 @@ class Producers:
         try:
             async with connection.transaction():
                 for call, pause in zip(calls, pauses, strict=True):
+                    # The time for which the transaction is open is what is tested.
                     await asyncio.sleep(pause)
                     await self.app.enqueue_many("keyed", call, connection=connection)
         finally:
@@ -224,6 +228,8 @@ async def run_pools(
             await prepare(app)
         fleet = Fleet(url, proxy.url, history, sabotage, long)
         troubles: list[asyncio.Task[Any]] = []
+        condemned: list[str] = []
+        operators: list[asyncio.Task[None]] = []
         producers = Producers(app, url, chance.getrandbits(32), longest_s=8.0 if long else 2.5)
         wanted = {f"s{n}" for n in range(12)}
 
@@ -238,6 +244,7 @@ async def run_pools(
                 at = fleet.cut_now[str(fleet.workers[0].pid)] = time.monotonic()
                 if taken is not None:
                     await until_taken(taken, fleet.workers[0].pid)
+                # The length of the interruption is what is tested.
                 await asyncio.sleep(chance.uniform(1, 2) if long else chance.uniform(2, 7))
                 proxy.mend()
                 fleet.cut_now.clear()
@@ -245,6 +252,7 @@ async def run_pools(
 
             async def trouble() -> None:
                 while True:
+                    # Faults come at any moment.
                     await asyncio.sleep(chance.uniform(0.5, 3))
                     kind = chance.choice(["kill", "freeze", "cut", "replace"])
                     if kind == "kill":
@@ -256,7 +264,23 @@ async def run_pools(
                     else:
                         await cut()
 
-            await app.pool("standing", slots=16).reconcile(dict.fromkeys(wanted, 1))
+            standing = app.pool("standing", slots=16)
+            await standing.reconcile(dict.fromkeys(wanted, 1))
+
+            async def operate() -> None:
+                """Start quarantined standing jobs again: the kills may hit one twice while it is on trial alone."""
+                while True:
+                    with suppress(PenstockError):
+                        for job in await standing.standing_jobs():
+                            if job.quarantined_at is not None:
+                                fleet.note("quarantined")
+                                if job.crashes < LEAST_CRASHES:
+                                    condemned.append(f"P9: {job.key} was quarantined after {job.crashes} crashes")
+                                await standing.start(job.key, 1)
+                    # An operator looks now and then; nothing tells him.
+                    await asyncio.sleep(0.3)
+
+            operators.append(asyncio.create_task(operate()))
             troubles.append(asyncio.create_task(trouble()))
             until = time.monotonic() + seconds
             await asyncio.gather(*(producers.produce(number, until) for number in range(PRODUCERS)))
@@ -283,6 +307,7 @@ async def run_pools(
             until = time.monotonic()
             codes = await asyncio.to_thread(fleet.stop)
             final, violations = await check(app, fleet, producers, history, wanted, until)
+            violations += condemned
             left = await (await app.database()).fetchval(
                 "select (select count(*) from penstock.leases) + (select count(*) from penstock.members)"
             )
@@ -297,9 +322,9 @@ async def run_pools(
         try:
             return await until_found(whole(), sought, look, found)
         finally:
-            for task in troubles:
+            for task in [*troubles, *operators]:
                 task.cancel()
-            await asyncio.gather(*troubles, return_exceptions=True)
+            await asyncio.gather(*troubles, *operators, return_exceptions=True)
             for worker in fleet.workers:
                 worker.kill()
                 worker.wait()

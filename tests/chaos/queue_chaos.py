@@ -373,6 +373,7 @@ async def run_queue(
                 os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
                 server_kill_at = float("inf")
                 returning.append(asyncio.create_task(_return_of(app, time.monotonic())))
+            # A pause of the load: there is nothing to wait for.
             await asyncio.sleep(chance.uniform(0, 0.1))
         over.set()
         await asyncio.gather(*freezing, *late)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,21 @@ class Fleet:
         url: Database.
         history: File in which handlers record their events.
         module: Module of the application.
+        ahead_s: Seconds by which the clocks of its processes are ahead, where the module knows of it: of all, or of one after the
+            other.
     """
 
-    def __init__(self, url: str, history: Path, module: str = "killer_app") -> None:
+    def __init__(self, url: str, history: Path, module: str = "killer_app", ahead_s: float | Sequence[float] = 0.0) -> None:
         self._module = module
         self.history = history
         history.touch()
         self.deaths = 0
-        self._environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "KILLER_HISTORY": str(history)}
+        self._environment = {
+            **os.environ,
+            "PENSTOCK_DATABASE_URL": url,
+            "KILLER_HISTORY": str(history),
+        }
+        self._ahead_s = [ahead_s] if isinstance(ahead_s, float) else list(ahead_s)
         self._log = history.with_suffix(".log").open("ab")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watching: asyncio.Task[None] | None = None
@@ -45,16 +53,16 @@ class Fleet:
             *[word for t in types for word in ("-t", t)],
         ]
 
-        def launch() -> subprocess.Popen[bytes]:
+        def launch(place: int) -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 command,
-                env=environment,
+                env=environment | {"CHAOS_CLOCK_S": str(self._ahead_s[place % len(self._ahead_s)])},
                 cwd=Path(__file__).parents[2],
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
             )
 
-        self._processes = [launch() for _ in range(workers)]
+        self._processes = [launch(place) for place in range(workers)]
 
         async def watch() -> None:
             while True:
@@ -62,7 +70,7 @@ class Fleet:
                 for place, process in enumerate(self._processes):
                     if process.poll() is not None:
                         self.deaths += 1
-                        self._processes[place] = launch()
+                        self._processes[place] = launch(place)
 
         self._watching = asyncio.create_task(watch())
 

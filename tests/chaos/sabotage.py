@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
 
 from penstock import Penstock
 
@@ -41,6 +44,24 @@ class Sabotage:
     worker: str = ""
     long: bool = False
 
+    async def apply(self, connection: asyncpg.Connection[Any]) -> None:
+        """Edit the functions and execute the statements.
+
+        Raises:
+            AssertionError: An edit finds nothing in its function.
+        """
+        for edit in self.edits:
+            source = await connection.fetchval(
+                "select pg_get_functiondef(oid) from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace",
+                edit.function,
+            )
+            assert source is not None, f"there is no function penstock.{edit.function}"
+            broken, times = re.subn(edit.old, edit.new, source)
+            assert times > 0, f"penstock.{edit.function} has nothing like {edit.old}"
+            await connection.execute(broken)
+        for statement in self.statements:
+            await connection.execute(statement)
+
     @property
     def prepare(self) -> Callable[[Penstock], Awaitable[None]]:
         """Remove the guarantee from a database."""
@@ -48,17 +69,7 @@ class Sabotage:
         async def take_out(app: Penstock) -> None:
             connection = await (await app.database()).connect()
             try:
-                for edit in self.edits:
-                    source = await connection.fetchval(
-                        "select pg_get_functiondef(oid) from pg_proc"
-                        " where proname = $1 and pronamespace = 'penstock'::regnamespace",
-                        edit.function,
-                    )
-                    broken, times = re.subn(edit.old, edit.new, source)
-                    assert times > 0, f"penstock.{edit.function} has nothing like {edit.old}"
-                    await connection.execute(broken)
-                for statement in self.statements:
-                    await connection.execute(statement)
+                await self.apply(connection)
             finally:
                 await connection.close()
 
@@ -120,7 +131,7 @@ QUEUE = {
         (
             Edit(
                 "archive_succeeded",
-                r"left join penstock\.leases as lease on lease\.id = settled\.lease",
+                r"left join held as lease on lease\.id = settled\.lease",
                 r"\g<0> where random() < 0.98",
             ),
         ),
@@ -169,12 +180,7 @@ POOLS = {
         (
             Edit("choose_of_keys", r"bool_and\(job\.startable\) over \(order by job\.seq\)", "job.startable"),
             Edit("claim_keys", r"where ordered\.nth = ordered\.place", "where true"),
-            Edit(
-                "walk_keys",
-                r"\(\s*(job|head)\.status = 'queued' and (job|head)\.run_after <= p_moment"
-                r"\s+and \(not p_sealed or [^)]+\)\)\s*\)\s*or",
-                "true or",
-            ),
+            Edit("walk_keys", r"\(job\.ready or", "(true or"),
         ),
     ),
     "keys from behind": Sabotage("P6", (Edit("choose_of_keys", r"order by each\.seq\s+limit", "order by each.seq desc limit"),)),

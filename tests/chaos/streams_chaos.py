@@ -91,6 +91,7 @@ async def produce(
             assert event.key is not None
             sent.append(Sent(position.partition, position.offset, event.data, event.key, begun=begun, committed=committed))
             appended[event.key].append(event.data)
+        # A pause of the load: there is nothing to wait for.
         await asyncio.sleep(chance.uniform(0, 0.05))
 
 
@@ -137,6 +138,7 @@ class Late:
             else:
                 self.withdrawn |= values
             self.unknown -= values
+            # A pause of the load: there is nothing to wait for.
             await asyncio.sleep(chance.uniform(0, 0.3))
 
 

@@ -82,6 +82,7 @@ async def run_calm(url: str, tmp_path: Path, sabotage: str = "") -> list[str]:
                     numbers[key] += 1
                     batch.append(NewJob(data, id=new_id(chance), key=key))
                 await app.enqueue_many("keyed", batch)
+                # A pause of the load: there is nothing to wait for.
                 await asyncio.sleep(0.3)
 
         async def owners() -> dict[int, str | None]:

@@ -20,7 +20,10 @@ import asyncpg
 import pytest
 
 from penstock import Penstock
+from penstock.testing import TemporaryDatabases
 from penstock.topics import queries as topics
+from tests.chaos.sabotage import Edit, Sabotage
+from tests.chaos.seeking import found_out
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -86,6 +89,7 @@ async def race(url: str, sql: Sql, tmp_path: Path, seconds: float) -> tuple[list
         await eventually(lambda: history.read_bytes().count(b'"received"') > 100, "the first messages", timeout=60)
         until = time.monotonic() + seconds
         while time.monotonic() < until:
+            # Kills come at any moment.
             await asyncio.sleep(chance.uniform(0.3, 1.5))
             crowd.kill_one()
             kills += 1
@@ -167,28 +171,44 @@ async def test_each_subscriber_gets_exactly_what_was_published_in_its_time(url: 
     print(f"{len(events)} events, {kills} killed, {len(lives)} subscriptions, {len(settled)} copies settled")
 
 
+OUTSIDE = r"subscription \d+ to \S+ (missed|got) "
 SABOTAGE = {
-    "subscribing without the topic's lock": (
-        "subscribe_many",
-        "topic := penstock.lock_topic(p_topic);",
-        "select * into topic from penstock.topics where name = p_topic; perform pg_sleep(0.002);",
+    "subscribing without the topic's lock": Sabotage(
+        OUTSIDE,
+        (
+            Edit(
+                "subscribe_many",
+                r"topic := penstock\.lock_topic\(p_topic\);",
+                # The time in which a message that others publish is missed.
+                "select * into topic from penstock.topics where name = p_topic; perform pg_sleep(0.02);",
+            ),
+        ),
     ),
-    "going by the clock instead of ending what is over": (
-        "insert_copies",
-        "where subscriber.topic = p_topic",
-        "where subscriber.topic = p_topic and coalesce(subscriber.expires_at > p_moment + interval '0.9 s', true)",
+    "going by the clock instead of ending what is over": Sabotage(
+        OUTSIDE,
+        (
+            Edit(
+                "insert_copies",
+                r"where subscriber\.topic = p_topic",
+                r"\g<0> and coalesce(subscriber.expires_at > p_moment + interval '0.9 s', true)",
+            ),
+        ),
     ),
 }
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("what", list(SABOTAGE))
-async def test_the_checker_finds_a_broken_publish(url: str, sql: Sql, tmp_path: Path, what: str) -> None:
-    function, old, new = SABOTAGE[what]
-    source = await sql.fetchval(
-        "select pg_get_functiondef(oid) from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", function
-    )
-    assert source.count(old) == 1
-    await sql.execute(source.replace(old, new))
-    events, _ = await race(url, sql, tmp_path, 5)
-    assert await violations(events, sql)
+@pytest.mark.parametrize("sabotage", SABOTAGE.values(), ids=SABOTAGE)
+async def test_the_checker_finds_a_broken_publish(databases: TemporaryDatabases, tmp_path: Path, sabotage: Sabotage) -> None:
+    async def run(folder: Path) -> list[str]:
+        with databases.database() as url:
+            sql = await asyncpg.connect(url)
+            try:
+                async with Penstock(url) as app:
+                    await sabotage.prepare(app)
+                events, _ = await race(url, sql, folder, 5)
+                return await violations(events, sql)
+            finally:
+                sql.terminate()
+
+    await found_out(sabotage.expected, tmp_path, run)

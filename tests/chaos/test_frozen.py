@@ -16,7 +16,6 @@ import asyncpg
 import pytest
 
 from penstock import Penstock, Status
-from penstock.testing import TemporaryDatabases
 from tests.chaos.queue_chaos import RULES
 from tests.chaos.sabotage import Edit, Sabotage
 from tests.checker.history import Gone, read
@@ -39,13 +38,6 @@ SABOTAGES = {
     # Both the fence of the process and the answer of the database would prevent the start.
     "start without its fences": Sabotage(r"P3: once \S+ was started 2 times", worker="refusals_ignored"),
 }
-
-
-async def test_each_edit_finds_what_it_takes_out(databases: TemporaryDatabases) -> None:
-    for sabotage in SABOTAGES.values():
-        with databases.database() as url:
-            async with Penstock(url) as app:
-                await sabotage.prepare(app)
 
 
 async def _run_frozen(url: str, tmp_path: Path, sabotage: Sabotage | None = None) -> list[str]:

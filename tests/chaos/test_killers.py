@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
@@ -19,8 +18,10 @@ from penstock import JobRecord, Penstock, Status
 from penstock.testing import TemporaryDatabases
 from tests.chaos.restarted import Fleet
 from tests.chaos.sabotage import Edit, Sabotage
+from tests.chaos.seeking import found_out
 from tests.waiting import eventually
 
+Sql: TypeAlias = "asyncpg.Connection[Any]"
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 SABOTAGES = {
@@ -61,6 +62,23 @@ async def fleet(url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
     fleet = Fleet(url, tmp_path / "history.jsonl")
     yield fleet
     fleet.stop()
+
+
+async def is_found_out(
+    databases: TemporaryDatabases, folder: Path, sabotage: Sabotage, run: Callable[[str, Fleet, Sql], Awaitable[list[str]]]
+) -> None:
+    """Check that a run with a guarantee removed shows it; each run has a database and a fleet of its own."""
+
+    async def one(own: Path) -> list[str]:
+        with databases.database() as url:
+            fleet, sql = Fleet(url, own / "history.jsonl"), await asyncpg.connect(url)
+            try:
+                return await run(url, fleet, sql)
+            finally:
+                fleet.stop()
+                sql.terminate()
+
+    await found_out(sabotage.expected, folder, one)
 
 
 async def _declared(app: Penstock, name: str) -> bool:
@@ -117,12 +135,15 @@ async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemn
 
 
 @pytest.mark.soak
-async def test_a_worker_without_isolation_is_found_out(url: str, fleet: Fleet) -> None:
+async def test_a_worker_without_isolation_is_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     sabotage = SABOTAGES["no isolation"]
-    async with Penstock(url) as app:
-        await sabotage.prepare(app)
-        found = await _run_beside_a_killer(app, fleet, "plain", 1)
-    assert [each for each in found if re.match(sabotage.expected, each)], found
+
+    async def run(url: str, fleet: Fleet, sql: Sql) -> list[str]:
+        async with Penstock(url) as app:
+            await sabotage.prepare(app)
+            return await _run_beside_a_killer(app, fleet, "plain", 1)
+
+    await is_found_out(databases, tmp_path, sabotage, run)
 
 
 @pytest.mark.soak
@@ -189,15 +210,12 @@ async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> 
 
 
 @pytest.mark.soak
-async def test_suspects_that_run_beside_others_are_found_out(url: str, fleet: Fleet) -> None:
+async def test_suspects_that_run_beside_others_are_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     sabotage = SABOTAGES["suspects are not alone"]
-    found = await _run_suspects(url, fleet, sabotage.worker)
-    assert [each for each in found if re.match(sabotage.expected, each)], found
+    await is_found_out(databases, tmp_path, sabotage, lambda url, fleet, sql: _run_suspects(url, fleet, sabotage.worker))
 
 
-async def _run_keys_beside_a_killer(
-    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], sabotage: Sabotage | None = None
-) -> list[str]:
+async def _run_keys_beside_a_killer(url: str, fleet: Fleet, sql: Sql, sabotage: Sabotage | None = None) -> list[str]:
     """Run jobs of twelve keys, the fifth of one of which ends its workers, and return what is wrong.
 
     No suspect runs before jobs behind it could: jobs of its key and of others come when it is a suspect, and the others run.
@@ -250,22 +268,19 @@ async def _run_keys_beside_a_killer(
     return found
 
 
-async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(
-    url: str, fleet: Fleet, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(url: str, fleet: Fleet, sql: Sql) -> None:
     assert await _run_keys_beside_a_killer(url, fleet, sql) == []
 
 
 @pytest.mark.soak
-async def test_a_key_that_goes_on_past_its_suspect_is_found_out(url: str, fleet: Fleet, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_key_that_goes_on_past_its_suspect_is_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     sabotage = SABOTAGES["a key is not held"]
-    found = await _run_keys_beside_a_killer(url, fleet, sql, sabotage)
-    assert [each for each in found if re.match(sabotage.expected, each)], found
+    await is_found_out(
+        databases, tmp_path, sabotage, lambda url, fleet, sql: _run_keys_beside_a_killer(url, fleet, sql, sabotage)
+    )
 
 
-async def _run_once(
-    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str, sabotage: Sabotage | None = None
-) -> list[str]:
+async def _run_once(url: str, fleet: Fleet, sql: Sql, does: str, sabotage: Sabotage | None = None) -> list[str]:
     """Run 600 jobs that may start once, one of which ends its worker, and return what is wrong."""
     await sql.execute(
         """
@@ -306,9 +321,7 @@ def _condemned(records: Mapping[str, JobRecord], starts: Counter[str], calls: Ma
 
 
 @pytest.mark.parametrize("does", ["exit", pytest.param("kill", marks=pytest.mark.soak)])
-async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
-    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str
-) -> None:
+async def test_a_job_that_may_start_once_and_never_started_is_not_failed(url: str, fleet: Fleet, sql: Sql, does: str) -> None:
     """A mark that is under way while its process dies counts as a start, since no process can know. All failed jobs that never
     started were therefore marked, in the last call of the process, which has no more jobs than the process has places.
     """
@@ -316,17 +329,9 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
 
 
 @pytest.mark.soak
-async def test_a_claim_that_counts_as_a_start_is_found_out(url: str, fleet: Fleet, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_claim_that_counts_as_a_start_is_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     sabotage = SABOTAGES["no mark of the start"]
-    found = await _run_once(url, fleet, sql, "kill", sabotage)
-    assert [each for each in found if re.match(sabotage.expected, each)], found
-
-
-async def test_each_edit_finds_what_it_takes_out(databases: TemporaryDatabases) -> None:
-    for sabotage in SABOTAGES.values():
-        with databases.database() as url:
-            async with Penstock(url) as app:
-                await sabotage.prepare(app)
+    await is_found_out(databases, tmp_path, sabotage, lambda url, fleet, sql: _run_once(url, fleet, sql, "kill", sabotage))
 
 
 async def _run_beside_a_wedger(url: str, fleet: Fleet, sabotage: Sabotage | None = None) -> list[str]:
@@ -372,10 +377,9 @@ async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_c
 
 
 @pytest.mark.soak
-async def test_jobs_that_are_condemned_beside_a_wedger_are_found_out(url: str, fleet: Fleet) -> None:
+async def test_jobs_that_are_condemned_beside_a_wedger_are_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     sabotage = SABOTAGES["one more loss"]
-    found = await _run_beside_a_wedger(url, fleet, sabotage)
-    assert [each for each in found if re.match(sabotage.expected, each)], found
+    await is_found_out(databases, tmp_path, sabotage, lambda url, fleet, sql: _run_beside_a_wedger(url, fleet, sabotage))
 
 
 async def _run_children(url: str, fleet: Fleet, sabotage: str = "") -> list[str]:
@@ -402,7 +406,6 @@ async def test_a_child_process_that_dies_costs_its_own_job_an_attempt_and_nothin
 
 
 @pytest.mark.soak
-async def test_children_that_end_together_are_found_out(url: str, fleet: Fleet) -> None:
+async def test_children_that_end_together_are_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     sabotage = SABOTAGES["children that end together"]
-    found = await _run_children(url, fleet, sabotage.worker)
-    assert [each for each in found if re.match(sabotage.expected, each)], found
+    await is_found_out(databases, tmp_path, sabotage, lambda url, fleet, sql: _run_children(url, fleet, sabotage.worker))

@@ -143,7 +143,3 @@ async def test_the_fence_alone_refuses_a_leader_that_was_replaced(url: str, sql:
     async with led(url, sql, ["suspend"], UNFENCED.worker):
         await eventually(lambda: sql.fetchval("select count(*) from public.refusals"), "a refusal")
         assert violations(await steps_of(sql)) == []
-
-
-async def test_each_edit_finds_what_it_takes_out(app: Penstock) -> None:
-    await UNFENCED.prepare(app)

@@ -6,8 +6,7 @@ Chance decides whether a run shows a sabotage, so each sabotage gets several run
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ from penstock.testing import TemporaryDatabases
 from tests.chaos.pools_chaos import run_pools
 from tests.chaos.queue_chaos import run_queue
 from tests.chaos.sabotage import POOLS, QUEUE, STREAMS, Sabotage
-from tests.chaos.seeking import UNFINISHED
+from tests.chaos.seeking import UNFINISHED, found_out
 from tests.chaos.streams_chaos import run_streams
 
-RUNS = 8
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "40"))
 CONTROLLED_S = 20.0
 ANY = "P[0-9]"
@@ -44,62 +42,41 @@ async def test_every_edit_finds_what_it_takes_out(databases: TemporaryDatabases,
                 await sabotage.prepare(app)
 
 
-async def seen(sabotage: Sabotage, run: Callable[[int], Awaitable[Sequence[str]]]) -> None:
-    """Run until the checkers name the promise that is broken."""
-    others: list[str] = []
-    for number in range(RUNS):
-        violations = await run(number)
-        if found := [each for each in violations if re.match(sabotage.expected, each)]:
-            print(f"run {number + 1}: {len(found)} violations, such as {found[0]}")
-            return
-        others += violations
-    pytest.fail(f"no run of {RUNS} broke {sabotage.expected}; found: {others[:5]}")
-
-
-def folder(parent: Path, number: int) -> Path:
-    made = parent / str(number)
-    made.mkdir()
-    return made
-
-
 @pytest.mark.parametrize("sabotage", table(QUEUE))
 async def test_a_queue_without_a_guarantee_is_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
-    async def run(number: int) -> Sequence[str]:
-        into = folder(tmp_path, number)
+    async def run(folder: Path) -> Sequence[str]:
         result = await run_queue(
-            into, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=10, sought=sabotage.expected,
+            folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=10, sought=sabotage.expected,
             long=sabotage.long,
         )  # fmt: skip
         return result.violations
 
-    await seen(sabotage, run)
+    await found_out(sabotage.expected, tmp_path, run)
 
 
 @pytest.mark.parametrize("sabotage", table(POOLS))
 async def test_a_pool_without_a_guarantee_is_found_out(databases: TemporaryDatabases, tmp_path: Path, sabotage: Sabotage) -> None:
-    async def run(number: int) -> Sequence[str]:
+    async def run(folder: Path) -> Sequence[str]:
         with databases.database() as url:
-            into = folder(tmp_path, number)
             result = await run_pools(
-                url, into, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=10,
+                url, folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=10,
                 sought=sabotage.expected, long=sabotage.long,
             )  # fmt: skip
             return result.violations
 
-    await seen(sabotage, run)
+    await found_out(sabotage.expected, tmp_path, run)
 
 
 @pytest.mark.parametrize("sabotage", table(STREAMS))
 async def test_a_stream_without_a_guarantee_is_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
-    async def run(number: int) -> Sequence[str]:
-        into = folder(tmp_path, number)
+    async def run(folder: Path) -> Sequence[str]:
         result = await run_streams(
-            into, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, caught_up_within=10, sought=sabotage.expected,
+            folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, caught_up_within=10, sought=sabotage.expected,
             long=sabotage.long,
         )  # fmt: skip
         return result.violations
 
-    await seen(sabotage, run)
+    await found_out(sabotage.expected, tmp_path, run)
 
 
 # With all guarantees in place the same runs have no violation at any moment.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock import NewJob, Penstock
+from penstock import NewJob, Penstock, Pool
+from penstock.testing import TemporaryDatabases
 from tests.chaos.queue_chaos import HEALED_WITHIN
 from tests.chaos.sabotage import Edit, Sabotage
+from tests.chaos.seeking import found_out
 from tests.checker.history import read
 from tests.checker.turns import check_turns
 from tests.waiting import eventually
@@ -50,31 +52,35 @@ NO_TURNS = Sabotage(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 async def test_a_quiet_key_is_served_in_its_turn(app: Penstock, url: str, tmp_path: Path) -> None:
-    violations = await run_turns(app, url, tmp_path)
+    violations = await run_turns(app, turns_of(app), url, tmp_path)
     assert violations == [], "\n".join(violations[:20])
-
-
-async def test_each_edit_finds_what_it_takes_out(app: Penstock) -> None:
-    await NO_TURNS.prepare(app)
 
 
 @pytest.mark.chaos
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_places_without_turns_are_found_out(app: Penstock, url: str, tmp_path: Path) -> None:
-    await NO_TURNS.prepare(app)
-    violations = await run_turns(app, url, tmp_path)
-    assert any(re.match(NO_TURNS.expected, each) for each in violations), violations
+async def test_places_without_turns_are_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
+    # On a machine that is busy with other things no worker is fast enough to take all places.
+    async def run(folder: Path) -> list[str]:
+        with databases.database() as url:
+            async with Penstock(url) as app:
+                await NO_TURNS.prepare(app)
+                return await run_turns(app, turns_of(app), url, folder)
+
+    await found_out(NO_TURNS.expected, tmp_path, run)
 
 
-async def run_turns(app: Penstock, url: str, tmp_path: Path) -> list[str]:
+def turns_of(app: Penstock) -> Pool[Any]:
+    return app.pool("turns", slots=32, concurrency=4, max_attempts=9)
+
+
+async def run_turns(app: Penstock, pool: Pool[Any], url: str, tmp_path: Path) -> list[str]:
     """Run noisy and quiet keys over several workers, one of which is killed. Returns the violations."""
     history = tmp_path / "history.jsonl"
     history.touch()
     workers = [worker(url, history) for _ in range(WORKERS)]
     away: list[tuple[float, float]] = []
     enqueued: dict[str, tuple[str, float]] = {}
-    pool = app.pool("turns", slots=32, concurrency=4, max_attempts=9)
 
     try:
         noisy = [NewJob(n, key=f"noisy{key}") for n in range(JOBS) for key in range(NOISY)]

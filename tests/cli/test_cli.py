@@ -102,7 +102,7 @@ def test_a_tour_of_the_commands(url: str) -> None:
 
 def test_a_tour_of_the_topics(url: str) -> None:
     assert "no topics yet" in penstock(url, "topics").stdout
-    assert "created: news" in penstock(url, "topics", "create", "news", "--keep", "2").stdout
+    assert "created: news" in penstock(url, "topics", "create", "news", "--catch-up", "2").stdout
     assert "queue news_bob" in penstock(url, "topics", "subscribe", "news", "bob", "--filter", '{"n": 1}', "--ttl", "5m").stdout
     assert "was subscribed: bob" in penstock(url, "topics", "subscribe", "news", "bob", "--filter", '{"n": 1}').stdout
     assert "to 1 subscribers" in penstock(url, "topics", "publish", "news", '{"n": 1}').stdout
@@ -118,6 +118,10 @@ def test_a_tour_of_the_topics(url: str) -> None:
     assert penstock(url, "topics", "read", "news", "--since", "9").returncode == 1
     lines = '{"data": {"n": 1}, "id": "0190b7a0-0000-7000-8000-000000000001"}\n\n{"data": 2, "run_after": "+5m"}\n'
     assert penstock(url, "topics", "publish", "news", "-f", "-", stdin=lines).stdout.strip() == "2 published"
+    penstock(url, "topics", "publish", "news", '{"n": 1}', "--key", "acme")
+    penstock(url, "topics", "publish", "news", "-f", "-", stdin='{"data": 3, "key": "bolt"}')
+    keys = [job["key"] for job in json.loads(penstock(url, "jobs", "list", "--type", "news_eve", "--json").stdout)]
+    assert keys[:2] == ["bolt", "acme"]
     refused = penstock(url, "topics", "publish", "news", "-f", "-", stdin='{"data": 1}\n{"dat": 2}\n')
     assert "line 2 has the field 'dat'" in refused.stderr
     assert refused.returncode == 1
@@ -235,9 +239,10 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["enqueue", "ship", "-f", "-", "--id", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "cannot all have one id"),
         (["jobs", "show", "123"], "", 1, "invalid job id"),
         (["jobs", "show", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "no such job"),
-        (["jobs", "list", "--status", "done"], "", 1, "status must be queued"),
+        (["jobs", "list", "--status", "done"], "", 1, "status must be waiting"),
         (["jobs", "list", "--type", "none"], "", 1, "no such job type: none"),
         (["history", "failures", "--name", "none"], "", 1, "there is no lake none"),
+        (["history", "runs", "--name", "none"], "", 1, "there is no lake none"),
         (["bulk", "replay", "--where", "true", "--lake", "none"], "", 1, "there is no lake none"),
         (["history", "compact", "--name", "none"], "", 1, "there is no lake none"),
         (["--server", "localhost:9090", "stats"], "", 1, "begins with http:// or https://"),

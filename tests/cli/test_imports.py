@@ -47,6 +47,7 @@ NOT_IMPORTED = {
     "jobs list --help": [*OTHERS, *DATABASE, "httpx"],
     "--server http://127.0.0.1:1 jobs list": [*OTHERS, "penstock.app"],
     "jobs list": [*OTHERS, "httpx"],
+    "users list": [*(name for name in OTHERS if name not in ("penstock.http", "penstock.cli.http")), "penstock.http.server"],
 }
 
 

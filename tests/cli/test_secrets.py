@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import httpx
@@ -22,6 +24,17 @@ from tests.http.http_server import free_port
 from tests.waiting import eventually
 
 SECRET = "s3cret-in-the-payload"
+SPANS = """
+import os
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=open(f"spans-{os.getpid()}", "w"))))
+trace.set_tracer_provider(provider)
+"""
 ROOMS = """
 import asyncio
 import threading
@@ -122,7 +135,7 @@ def explode(data: dict) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rooms.py").write_text(ROOMS)
+    (tmp_path / "rooms.py").write_text(SPANS + ROOMS)
     (tmp_path / "broken.py").write_text(f"card = {SECRET!r}\nraise ValueError(card)\n")
     return tmp_path
 
@@ -141,12 +154,20 @@ def output(folder: Path) -> str:
     return (folder / "out").read_text() + (folder / "err").read_text()
 
 
+def spans(folder: Path) -> str:
+    """The spans of all processes."""
+    return "".join(path.read_text() for path in folder.glob("spans-*"))
+
+
 JOBS = ("on-loop", "in-thread", "in-process", "gives-up", "typed", "bad-result", "exits")
 
 
-@pytest.mark.parametrize("payloads", [False, True])
-async def test_workers_show_no_payload_of_what_fails(url: str, folder: Path, app: Penstock, payloads: bool) -> None:
-    worker = run(url, folder, "worker", "rooms:app", **({"PENSTOCK_LOG_PAYLOADS": "1"} if payloads else {}))
+@pytest.mark.parametrize(("payloads", "options"), [(False, []), (True, []), (False, ["--processes", "2"])])
+async def test_workers_show_no_payload_of_what_fails(
+    url: str, folder: Path, app: Penstock, payloads: bool, options: list[str]
+) -> None:
+    environment = {"PENSTOCK_TRACES": "1", "PENSTOCK_LOG_LEVEL": "debug"} | ({"PENSTOCK_LOG_PAYLOADS": "1"} if payloads else {})
+    worker = run(url, folder, "worker", "rooms:app", "--metrics", ":0", *options, **environment)
     try:
         await eventually(lambda: "worker_started" in output(folder), "the start of the worker", 60)
         data = {"card": SECRET}
@@ -171,13 +192,25 @@ async def test_workers_show_no_payload_of_what_fails(url: str, folder: Path, app
 
         database = await app.database()
         await eventually(told, "that all have failed", 90)
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", output(folder))
+        failures = re.compile(r'penstock_jobs_settled_total\{outcome="failed",type="([a-z-]+)"\} [1-9]')
+
+        async def shown() -> bool:
+            # With several processes, each reports once a second.
+            text = httpx.get(address, timeout=60).text
+            assert SECRET not in text
+            return {*failures.findall(text)} >= {*JOBS} - {"typed"}
+
+        await eventually(shown, "the failures in the metrics", 60)
         worker.send_signal(signal.SIGTERM)
-        # A consumer that halted is an error of its worker.
-        assert worker.wait(60) == 1
+        # A consumer that halted is an error of its worker; the supervisor of several has done what it should.
+        assert worker.wait(60) == (0 if options else 1)
     finally:
         worker.kill()
         worker.wait()
     log = output(folder)
+    assert all(f"process {name}" in spans(folder) for name in JOBS)
+    assert SECRET not in spans(folder)
     assert ("job_failed" in log, "ValueError" in log) == (True, True)
     assert (SECRET in log) is payloads, [line for line in log.splitlines() if SECRET in line]
 
@@ -271,6 +304,87 @@ async def test_a_server_that_fails_shows_no_credential(url: str, folder: Path) -
         assert secret not in log
 
 
+BUSY_SERVER = (
+    SPANS
+    + """
+import sys
+
+import uvicorn
+
+from penstock.core import logs
+from penstock.http import create_app
+
+logs.configure("json")
+uvicorn.run(create_app(), port=int(sys.argv[1]), log_config=None)
+"""
+)
+
+
+async def test_a_server_shows_no_payload_and_no_token_in_metrics_spans_or_log(url: str, folder: Path) -> None:
+    port, token = free_port(), f"t0ken-{SECRET}"
+    (folder / "served.py").write_text(BUSY_SERVER)
+    environment = {
+        "PENSTOCK_DATABASE_URL": url,
+        "PENSTOCK_HTTP_TOKEN": token,
+        "PENSTOCK_TRACES": "1",
+        "PENSTOCK_LOG_LEVEL": "debug",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "served.py", str(port)],
+        env={**os.environ, **environment}, cwd=folder, stdout=(folder / "out").open("wb"), stderr=(folder / "err").open("wb"),
+    )  # fmt: skip
+    kind = {"name": "mail", "delivery_strategy": "at_least_once", "attempts": 1, "concurrency": 5}
+    job, stream, data = f"/v1/jobs/mail/{uuid4()}", f"/v1/streams/orders-{uuid4()}", {"card": SECRET}
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, auth=("admin", token)) as client:
+
+            async def answers() -> bool:
+                assert process.poll() is None, output(folder)
+                try:
+                    return (await client.get("/healthz")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            await eventually(answers, "the server", 60)
+            done = [
+                await client.request(method, path, json=body, params=query)
+                for method, path, body, query in (
+                    ("POST", "/v1/jobs", kind, {}),
+                    ("PUT", job, {"data": data, "unique": SECRET, "key": SECRET}, {}),
+                    ("POST", "/v1/streams", {"name": stream.rpartition("/")[2], "partitions": 1}, {}),
+                    ("POST", f"{stream}/events", {"data": data, "key": SECRET, "headers": {"card": SECRET}}, {}),
+                    ("POST", "/v1/jobs/mail/claim", {"worker": "w", "limit": 1}, {}),
+                )
+            ]
+            assert [answer.text for answer in done if answer.status_code >= 300] == []
+            (claimed,) = done[-1].json()["jobs"]
+            error = {"type": "ValueError", "message": SECRET}
+            held = {name: claimed[name] for name in ("id", "attempt", "lease")}
+            settled = await client.post(
+                "/v1/jobs/mail/settle", json={"jobs": [{**held, "outcome": "failed-for-good", "detail": error, "error": error}]}
+            )
+            refused = [
+                settled,
+                await client.put(f"/v1/jobs/mail/{SECRET}", json={"data": 1}),
+                await client.put(job, content=f'{{"data": "{SECRET}'),
+                await client.put(job, json={"data": 1, "run_after": SECRET, SECRET: 1}),
+                await client.get(f"/nothing/{SECRET}", params={"card": SECRET}),
+                await client.get("/v1/jobs", auth=("admin", f"{token}-wrong"), headers={"Cookie": SECRET}),
+            ]
+            assert [answer.status_code for answer in refused[1:]] == [400, 400, 400, 404, 403]
+            metrics = (await client.get("/metrics")).text
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert 'penstock_jobs_enqueued_total{outcome="queued",type="mail"} 1.0' in metrics
+    assert "penstock_http_refused_logins_total 1.0" in metrics
+    # A server makes no spans, also not those of FastAPI, which have paths and queries: it gives the contexts of its clients on.
+    assert [path.name for path in folder.glob("spans-*")]
+    for shown in (metrics, spans(folder), output(folder)):
+        assert SECRET not in shown, [line for line in shown.splitlines() if SECRET in line]
+    assert output(folder).strip()
+
+
 async def test_the_log_of_the_embedded_server_quotes_no_values(tmp_path: Path) -> None:
     async with Penstock(data_dir=tmp_path / "data") as app:
         connection: asyncpg.Connection[Any] = await asyncpg.connect(await app.start_server())
@@ -315,7 +429,7 @@ async def test_a_dequeuer_shows_neither_payloads_nor_its_password(url: str, fold
         await app.enqueue("ship", {"act": act, "card": SECRET})
     password = "s3cret-of-the-service"
     dequeuer = run(
-        url, folder, "dequeue", PENSTOCK_LOG_LEVEL="debug", DOWNSTREAM_URL=f"http://user:{password}@127.0.0.1:{port}",
+        url, folder, "dequeue", "--metrics", ":0", PENSTOCK_LOG_LEVEL="debug", DOWNSTREAM_URL=f"http://user:{password}@127.0.0.1:{port}",
         DOWNSTREAM_WORKER_AUTH=password, PENSTOCK_DOWNSTREAM_TIMEOUT_S="2",
     )  # fmt: skip
     try:
@@ -326,6 +440,11 @@ async def test_a_dequeuer_shows_neither_payloads_nor_its_password(url: str, fold
             return bool(await sql.fetchval(failed) == len(acts))
 
         await eventually(all_failed, "every job fails", 60)
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", output(folder))
+        counted = 'penstock_jobs_settled_total{outcome="failed",type="ship"} 4.0'
+        await eventually(lambda: counted in httpx.get(address, timeout=60).text, "the failures in its metrics")
+        metrics = httpx.get(address, timeout=60).text
+        assert httpx.get(address.replace("metrics", "readyz"), timeout=60).text == "ready\n"
     finally:
         dequeuer.send_signal(signal.SIGTERM)
         dequeuer.wait(60)
@@ -334,3 +453,4 @@ async def test_a_dequeuer_shows_neither_payloads_nor_its_password(url: str, fold
     assert "job_failed" in said, said
     for secret in (SECRET, password, base64.b64encode(f"user:{password}".encode()).decode()):
         assert secret not in said, said
+        assert secret not in metrics

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock import Batch, Conflict, Job, JobFilter, NewEvent, NewMessage, NotFound, Penstock, Status, Tick
+from penstock import Batch, Conflict, Erasure, Job, JobFilter, JobType, NewEvent, NewMessage, NotFound, Penstock, Status, Tick
 from penstock.sync import SyncPenstock
 from penstock.testing import running_worker
 from scripts.generate_sync import MIRRORS
@@ -81,9 +81,11 @@ def call_all(url: str) -> None:
     app = Penstock(url)
     try:
         of_the_database(app.sync)
-        of_jobs(app, app.sync)
+        ship = of_jobs(app, app.sync)
         of_operations(app)
-        of_workers_and_schedules(app.sync)
+        of_job_groups(app, app.sync, ship)
+        of_workflows(app, app.sync, ship)
+        of_workers_and_schedules(app, app.sync)
         of_pools(app, app.sync, url)
         of_streams(app, app.sync)
         of_topics(app, app.sync)
@@ -100,28 +102,33 @@ def of_the_database(sync: SyncPenstock) -> None:
     assert sync.declare() == []
 
 
-def of_jobs(app: Penstock, sync: SyncPenstock) -> None:
+def of_jobs(app: Penstock, sync: SyncPenstock) -> JobType[Any]:
     assert sync.create_job_type("mail", max_attempts=3).max_attempts == 3
     assert sync.change_job_type("mail", max_attempts=4).max_attempts == 4
     sync.pause("mail")
     assert {record.name: record.paused_at is None for record in sync.job_types()}["mail"] is False
     first = sync.enqueue("mail", {"n": 1})
     assert sync.why(first.id).reason == "paused"
+    assert sync.set_priority(first.id, -5) is True
+    assert sync.run_now(first.id) is False, "it is not deferred"
     sync.resume("mail")
     assert len(sync.enqueue_many("mail", [{"n": 2}, {"n": 3}])) == 2
     assert {count.name: count.ready for count in sync.counts()}["mail"] == 3
     assert [(one.name, one.ready) for one in sync.top("types", name="mail")] == [("mail", 3)]
     assert len(sync.find_many(name="mail", status="queued")) == 3
     assert sync.find(first.id).data == {"n": 1}
+    assert (sync.signal(first.id, "approved", {"by": "ada"}), sync.signal(first.id, "approved")) == (True, False)
+    assert [(step.name, step.kind, step.result) for step in sync.steps(first.id)] == [("approved", "signal", {"by": "ada"})]
     assert sync.cancel(first.id) == "cancelled"
     assert sync.replay(first.id).id != first.id
     assert "mail" in {advice.name for advice in sync.scale_advice()}
     assert sync.prune(DAY) == {}
     sync.drop_job_type("mail", force=True)
-    ship: Any = app.job_type("ship")
+    ship = app.job_type("ship")
     ship.sync.declare()
     sent = [ship.sync.enqueue({"n": 1}), ship.sync.options(priority=1).enqueue({"n": 2}), *ship.sync.enqueue_many([{"n": 3}])]
     assert {sync.wait(receipt.id).status for receipt in sent} == {Status.SUCCEEDED}
+    return ship
 
 
 def of_operations(app: Penstock) -> None:
@@ -133,12 +140,41 @@ def of_operations(app: Penstock) -> None:
     assert operations.find(started.id).state == "finished"
     assert [operation.id for operation in operations.list()] == [started.id]
     assert operations.cancel(started.id).state == "finished"
+    assert operations.preview_erasure(Erasure(key="of no job")).queued == 0
+    assert operations.cancel(operations.erase(Erasure(key="of no job")).id).kind == "erase"
 
 
-def of_workers_and_schedules(sync: SyncPenstock) -> None:
+def of_job_groups(app: Penstock, sync: SyncPenstock, ship: JobType[Any]) -> None:
+    group = app.job_group("import").sync.open()
+    sent = ship.sync.options(group=group.id).enqueue_many([{"n": 1}, {"n": 2}])
+    group.seal()
+    assert {sync.wait(receipt.id).status for receipt in sent} == {Status.SUCCEEDED}
+    assert sync.group_of(sent[0].id) is None  # it does not run any more
+    until(lambda: sync.find_group("import").status == Status.SUCCEEDED, "the end of the group")
+    assert (group.find().succeeded, [found.id for found in sync.job_groups()]) == (2, [group.id])
+    with app.job_group("never").sync as stopped:
+        stopped.cancel()
+    assert sync.cancel_group(stopped.id).cancelled_at is not None
+
+
+def of_workflows(app: Penstock, sync: SyncPenstock, ship: JobType[Any]) -> None:
+    graph = app.workflow("shipping").sync
+    first = graph.add(ship, {"n": 1}, step="first")
+    graph.add_many(ship, [{"n": 2}], after=first, step="rest")
+    assert (graph.name, [step.name for step in graph.steps]) == ("shipping", ["first", "rest"])
+    run = graph.start(id="shipping-1")
+    assert sync.wait_for_workflow(run).status == Status.SUCCEEDED
+    assert [step.status for step in sync.workflow_steps("shipping-1")] == [Status.SUCCEEDED] * 2
+    assert [found.id for found in sync.workflow_runs("shipping")] == [run]
+    again = sync.retry_workflow(run, from_step="rest")
+    assert sync.cancel_workflow(again.id).name == sync.find_workflow_run("shipping-1~2").name
+
+
+def of_workers_and_schedules(app: Penstock, sync: SyncPenstock) -> None:
     assert "ship" in {handler.name for handler in sync.handlers()}
     assert sync.leaders() == [] and sync.fleets() == []
     (worker,) = sync.workers()
+    assert sync.overview().workers == 1
     with pytest.raises(Conflict, match="is of no fleet"):
         sync.drain_worker(worker.id)
     with pytest.raises(NotFound, match="no such fleet"):
@@ -149,6 +185,17 @@ def of_workers_and_schedules(sync: SyncPenstock) -> None:
     assert [found.id for found in sync.schedule_runs("nightly")] == [run]
     with pytest.raises(Conflict, match="is declared by a running worker"):
         sync.drop_schedule("nightly")
+
+    @app.timer(every=DAY, name="weekly")
+    async def weekly(tick: Tick) -> None: ...
+
+    @app.on_leader
+    async def follow_prices() -> None: ...
+
+    weekly.sync.declare()
+    follow_prices.sync.declare()
+    assert "weekly" in {record.name for record in sync.list_schedules()}
+    assert "follow-prices" in {record.name for record in sync.leaders()}
 
 
 def of_pools(app: Penstock, sync: SyncPenstock, url: str) -> None:
@@ -237,7 +284,7 @@ def of_streams(app: Penstock, sync: SyncPenstock) -> None:
 
 
 def of_topics(app: Penstock, sync: SyncPenstock) -> None:
-    topic = app.topic("memos", keep=10)
+    topic = app.topic("memos", catch_up=10)
     memos = topic.sync
     memos.declare()
     assert memos.subscribe("desk", ttl=DAY).queue == "memos_desk"

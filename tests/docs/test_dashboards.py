@@ -33,7 +33,7 @@ def test_the_dashboard_has_a_panel_for_each_query() -> None:
 async def test_every_query_runs_as_a_reader(sql: Sql) -> None:
     await sql.execute("select penstock.create_job_type('mail'), penstock.enqueue('mail', '1', p_key => 'acme')")
     await sql.execute("select penstock.open_lake('lake', 'file:///nowhere'), penstock.create_stream('orders')")
-    await sql.execute("select penstock.declare_consumer_group('orders', 'billing')")
+    await sql.execute("select penstock.declare_consumer_group('orders', 'billing'), penstock.open_group('import')")
     await sql.execute(
         "insert into penstock.rollups (lake, name, minute, succeeded, failed, expired, cancelled, retries, delay_s, run_s,"
         " delay_p99, run_p99) values ('lake', 'mail', now(), 9, 1, 0, 0, 0, 1, 1, 0.5, 0.25)"

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/encryption.md",
+    "docs/erasure.md",
     "docs/http.md",
     "docs/jobs.md",
     "docs/pools.md",
@@ -38,6 +39,7 @@ PAGES = [
     "docs/streams.md",
     "docs/testing.md",
     "docs/topics.md",
+    "docs/workflows.md",
 ]
 # Pages whose code needs more than a database: the test that takes it from the page.
 ELSEWHERE = {

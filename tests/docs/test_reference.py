@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import httpx
+from pyspark.sql import SparkSession
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from penstock import *
 
@@ -57,7 +59,16 @@ app = Penstock()
 engine = create_async_engine(app.database_url("asyncpg"))
 pool = app.pool("examples", payload=int)
 orders = app.stream("orders", Order, partitions=2)
+
+@app.job("extract")
+async def extract(day: str) -> int:
+    return 1
+
+@app.job("publish")
+async def publish() -> None: ...
 """
+# A script that one of them names; it is not run.
+SCRIPT = Path("jobs", "rollup.py")
 BLOCK = re.compile(r"(?<=\n\n)(?:    [^\n]*\n|\n(?=    ))+")
 # These go on until they are stopped: what one has done by then.
 ENDLESS = {
@@ -80,8 +91,13 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), list(examples()))
-async def test_an_example_in_a_docstring_runs(name: str, code: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_example_in_a_docstring_runs(
+    name: str, code: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    SCRIPT.parent.mkdir()
+    SCRIPT.write_text("from penstock import current_job\n")
     module = ModuleType("examples_of_docstrings")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = module.__dict__

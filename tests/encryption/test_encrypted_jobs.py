@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
+import psycopg
 import pytest
 
-from penstock import Fail, Job, NewJob, Penstock, Settings, Status
+from penstock import Fail, Job, NewJob, Penstock, Retry, Settings, Status
 from penstock.core.encryption import is_envelope, key_id_of, new_key
 from penstock.errors import InvalidInput, JobFailed
-from penstock.testing import run_due_jobs
+from penstock.testing import advance, run_due_jobs
 from penstock.worker import Worker
 from penstock.worker.fleets import workers
 from tests.waiting import eventually
@@ -372,3 +373,100 @@ async def test_a_batch_of_jobs_with_ids_and_keys_is_idempotent(url: str, keys: l
         await app.enqueue_many("payments", new)
         again = await app.enqueue_many("payments", new)
         assert {str(one.outcome) for one in again} == {"duplicate"}
+
+
+async def test_steps_and_signals_lie_encrypted_and_are_read_with_the_key(url: str, sql: Sql, keys: list[str]) -> None:
+    app = Penstock(url, keys=keys)
+
+    @app.job("payments", encrypted=True, keep_result=True)
+    async def pay(job: Job[Any]) -> Any:
+        charged = await job.step("charge", lambda: WORD)
+        return [charged, await job.wait_for("approved", dict[str, str])]
+
+    async with app:
+        receipt = await app.enqueue("payments", {})
+        await run_due_jobs(app)
+        assert (await app.find(receipt.id)).status is Status.WAITING
+        with pytest.raises(asyncpg.PostgresError, match="job type payments is encrypted, and document 1 of 1 is not"):
+            await sql.execute("select penstock.signal($1, 'approved', '{}')", receipt.id)
+        async with Penstock(url) as other:
+            with pytest.raises(InvalidInput, match="is encrypted"):
+                await other.signal(receipt.id, "approved", {"by": WORD})
+        assert await app.signal(receipt.id, "approved", {"by": WORD})
+        await run_due_jobs(app)
+        assert WORD not in await stored(sql)
+        assert (await app.find(receipt.id)).result == [WORD, {"by": WORD}]
+        assert [step.result for step in await app.steps(receipt.id)] == [WORD, {"by": WORD}]
+    async with Penstock(url) as other:
+        assert [step.result for step in await other.steps(receipt.id)] == ["encrypted", "encrypted"]
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_signal_to_an_encrypted_job_of_the_same_transaction_lies_encrypted(
+    url: str, sql: Sql, keys: list[str], driver: str
+) -> None:
+    app = Penstock(url, keys=keys)
+
+    @app.job("payments", encrypted=True, keep_result=True)
+    async def pay(job: Job[Any]) -> Any:
+        return await job.wait_for("approved", dict[str, str])
+
+    async with app:
+        await pay.declare()
+        if driver == "asyncpg":
+            async with sql.transaction():
+                receipt = await app.enqueue("payments", {}, connection=sql)
+                assert await app.signal(receipt.id, "approved", {"by": WORD}, connection=sql)
+        else:
+            async with await psycopg.AsyncConnection.connect(url) as connection:
+                receipt = await app.enqueue("payments", {}, connection=connection)
+                assert await app.signal(receipt.id, "approved", {"by": WORD}, connection=connection)
+        assert WORD not in await stored(sql)
+        await run_due_jobs(app)
+        assert (await app.find(receipt.id)).result == {"by": WORD}
+
+
+async def test_a_plain_job_keeps_nothing_of_its_encrypted_children(url: str, sql: Sql, keys: list[str]) -> None:
+    got: list[Any] = []
+
+    def gathering(keys: list[str]) -> Penstock:
+        app = declared(url, keys)
+
+        @app.job("order", max_attempts=3)
+        async def order(job: Job[bool]) -> None:
+            got.append(await job.gather("parts", [app.types["payments"].child({"word": WORD, "fail": job.data})]))
+            if len(got) == 1:
+                raise Retry("once more, with the results as they are in the archive")
+
+        return app
+
+    async with gathering(keys) as app:
+        good, bad = await app.enqueue("order", False), await app.enqueue("order", True)
+        await run_due_jobs(app, "order")
+        await run_due_jobs(app, "payments")
+    async with gathering([new_key()]) as other:
+        await run_due_jobs(other, "order")
+        # Another worker may have the key.
+        record = await other.find(good.id)
+        assert (record.status, record.attempt, record.errors[-1]["type"]) == (Status.QUEUED, 2, "KeyMissing")
+        assert (await other.find(bad.id)).errors[-1]["type"] == "JobFailed"
+    async with gathering(keys) as app:
+        for _ in range(2):
+            await advance(app, timedelta(days=1))
+            await run_due_jobs(app)
+        assert [(await app.find(one.id)).status for one in (good, bad)] == [Status.SUCCEEDED, Status.FAILED]
+        assert got == [[{"paid": {"word": WORD, "fail": False}}]] * 2
+    assert WORD not in await stored(sql)
+
+
+async def test_a_worker_in_sql_cannot_keep_a_plain_step_of_an_encrypted_job(url: str, sql: Sql, keys: list[str]) -> None:
+    async with declared(url, keys) as app:
+        await app.enqueue("payments", {})
+        job = await sql.fetchrow(
+            "select * from penstock.claim('psql', '{payments}', 1, p_keys => $1)", list(app.context.keyring.ids)
+        )
+        with pytest.raises(asyncpg.PostgresError, match="job type payments is encrypted"):
+            await sql.fetch(
+                "select penstock.write_steps(array[$1::uuid], array[$2::bigint], array['charge'], array['1'::jsonb])",
+                job["id"], job["lease"],
+            )  # fmt: skip

@@ -27,7 +27,7 @@ def keys() -> list[str]:
 def declared(url: str, keys: list[str], *, encrypted: bool = True, subscribers: bool = True) -> tuple[Penstock, Topic[Any]]:
     """An application and its topic, with two subscribers of which one fails when the message says so."""
     app = Penstock(url, keys=keys)
-    delays = app.topic("delays", keep=5, encrypted=encrypted)
+    delays = app.topic("delays", catch_up=5, encrypted=encrypted)
     if subscribers:
 
         @delays.subscriber("JFK", max_attempts=1)

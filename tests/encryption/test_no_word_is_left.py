@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 from pathlib import Path
 
@@ -11,22 +10,8 @@ import pytest
 from penstock import Penstock
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput
-from tests.encryption.searched_app import BEGINNING, WORDS, Searched
-
-
-def traces(word: str) -> list[bytes]:
-    """A word as text, as UTF-16, and as each base64 of a text that contains it."""
-    plain = word.encode()
-    encoded = [base64.b64encode(b"x" * shift + plain)[4 if shift else 0 : -4] for shift in range(3)]
-    return [plain, word.encode("utf-16-le"), word.encode("utf-16-be"), *encoded]
-
-
-def found_in(folder: Path, logs: str) -> set[str]:
-    """The words that are in the files of a folder, or in logs."""
-    contents = [path.read_bytes() for path in folder.rglob("*") if path.is_file()] + [logs.encode()]
-    # All words begin alike, so that most files are searched for their beginning alone.
-    contents = [content for content in contents if any(trace in content for trace in traces(BEGINNING))]
-    return {word for word in WORDS for trace in traces(word) if any(trace in content for content in contents)}
+from tests.encryption.searched_app import WORDS, Searched
+from tests.encryption.searching import files_of, found_in
 
 
 async def work(folder: Path, *, encrypted: bool) -> None:
@@ -57,8 +42,8 @@ async def test_no_word_is_in_the_files_or_logs(
     folder = tmp_path / "encrypted"
     await work(folder, encrypted=True)
     out = capfd.readouterr()
-    assert found_in(folder, caplog.text + out.out + out.err) == set()
+    assert found_in([*files_of(folder), (caplog.text + out.out + out.err).encode()]) == set()
     # The same search finds them where nothing is encrypted.
     plain = tmp_path / "plain"
     await work(plain, encrypted=False)
-    assert found_in(plain, "") == set(WORDS)
+    assert found_in(files_of(plain)) == set(WORDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import asyncpg
+import httpx
 import pytest
 
 from penstock import Job, Penstock, Status
@@ -236,7 +238,10 @@ async def test_the_log_of_a_bridge_shows_no_payload(url: str, gearmand: Gearmand
     environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_LOG_LEVEL": "debug"}
     with log.open("wb") as out:
         bridge = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "gearman", "--server", f"127.0.0.1:{gearmand.port}", "--timeout", "1"],
+            [
+                *(sys.executable, "-m", "penstock", "gearman", "--server", f"127.0.0.1:{gearmand.port}", "--timeout", "1"),
+                *("--metrics", ":0", "--log", "json"),
+            ],
             env=environment,
             stdout=out,
             stderr=out,
@@ -253,6 +258,10 @@ async def test_the_log_of_a_bridge_shows_no_payload(url: str, gearmand: Gearmand
             assert (await caller.call("fanout", refused.encode()))[0] == "refused"
         memo = json.dumps({"topic": "officememos", "payload": secret})
         assert (await caller.call("fanout", memo.encode()))[0] == "refused"
+        (served,) = [line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "metrics_served"]
+        metrics = httpx.get(served["url"], timeout=60).text
+        assert re.search(r'^penstock_jobs_settled_total\{outcome="failed",type="gearman"\} [1-9]', metrics, re.M), metrics
+        assert secret not in metrics
         bad.kill()
         gearmand.kill()
         gearmand.start()

@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -59,16 +59,20 @@ class Served:
 
 
 @contextmanager
-def serving(database_url: str, *arguments: str, token: str | None = TOKEN, **environment: str) -> Iterator[Served]:
+def serving(
+    database_url: str, *arguments: str, token: str | None = TOKEN, command: Sequence[str] = ("server",), **environment: str
+) -> Iterator[Served]:
     """A server on a free port; it must end with 0 when it is told to stop."""
-    with served_until_killed(database_url, *arguments, token=token, **environment) as served:
+    with served_until_killed(database_url, *arguments, token=token, command=command, **environment) as served:
         yield served
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(60) == 0
 
 
 @contextmanager
-def served_until_killed(database_url: str, *arguments: str, token: str | None = TOKEN, **environment: str) -> Iterator[Served]:
+def served_until_killed(
+    database_url: str, *arguments: str, token: str | None = TOKEN, command: Sequence[str] = ("server",), **environment: str
+) -> Iterator[Served]:
     """A server on a free port; it is killed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         log, out = Path(folder) / "log", Path(folder) / "out"
@@ -76,9 +80,9 @@ def served_until_killed(database_url: str, *arguments: str, token: str | None = 
         variables = {"PENSTOCK_DATABASE_URL": database_url, **environment}
         if token is not None:
             variables["PENSTOCK_HTTP_TOKEN"] = token
-        command = ["server", *([] if "--port" in arguments else ["--port", "0"]), *arguments]
+        words = [*command, *([] if "--port" in arguments else ["--port", "0"]), *arguments]
         files = (Path(os.devnull), out, log)
-        with Command(*command, files=files, cwd=None, environment=variables, modules=IMPORTED) as process, out.open() as output:
+        with Command(*words, files=files, cwd=None, environment=variables, modules=IMPORTED) as process, out.open() as output:
             said = ""
             for line in output:
                 said += line

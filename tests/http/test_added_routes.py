@@ -91,6 +91,37 @@ def test_a_job_is_cancelled(client: httpx.Client, echo: str, path: str) -> None:
     assert client.get(f"/v1/jobs/{id}").json()["status"] == "cancelled"
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs/{name}/{id}/priority", "/v1/jobs/{id}/priority"])
+def test_a_job_that_waits_gets_another_priority(client: httpx.Client, echo: str, path: str) -> None:
+    first, second = put(client, echo)["id"], put(client, echo)["id"]
+    wanted = path.format(name=echo, id=second)
+    assert client.post(wanted, json={"priority": -3}).json() == {"id": second, "changed": True}
+    assert client.post(wanted, json={"priority": -3}).json() == {"id": second, "changed": False}
+    assert client.get(f"/v1/jobs/{second}?details=true").json()["priority"] == -3
+    assert [job["id"] for job in claim(client, echo, limit=1)] == [second]
+    assert client.post(wanted, json={"priority": 0}).json() == {"id": second, "changed": False}, "it runs"
+    for body in ({"priority": 101}, {"priority": "1"}, {}):
+        assert client.post(path.format(name=echo, id=first), json=body).status_code == 400
+    operation = {"kind": "set-priority", "filter": {"name": echo}, "priority": 7}
+    assert client.post("/v1/operations/preview", json=operation).json()["jobs"] == 1
+    assert client.post("/v1/operations", json={**operation, "priority": 700}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/{name}/{id}/run-now", "/v1/jobs/{id}/run-now"])
+def test_a_deferred_job_is_made_due(client: httpx.Client, echo: str, path: str) -> None:
+    later = [put(client, echo, run_after="2099-01-01T00:00:00Z")["id"] for _ in range(3)]
+    assert claim(client, echo, limit=5) == []
+    wanted = path.format(name=echo, id=later[0])
+    assert client.post(wanted).json() == {"id": later[0], "changed": True}
+    assert client.post(wanted).json() == {"id": later[0], "changed": False}
+    assert [job["id"] for job in claim(client, echo, limit=5)] == [later[0]]
+    assert client.post(path.format(name=echo, id=f"job_{uuid4()}")).status_code == 404
+    operation = {"kind": "run-now", "filter": {"name": echo}}
+    assert client.post("/v1/operations/preview", json=operation).json()["jobs"] == 2
+    assert client.post("/v1/operations", json={**operation, "priority": 7}).status_code == 400
+    assert client.post("/v1/operations", json=operation).json()["kind"] == "run-now"
+
+
 def test_of_a_running_job_the_worker_is_told(client: httpx.Client, echo: str) -> None:
     id = put(client, echo)["id"]
     worker = f"w-{uuid4().hex[:8]}"

@@ -116,6 +116,9 @@ def test_workers_are_seen_and_ended_by_those_who_may_work_their_types(with_users
         {"dead_after_s": "30"},
         {"names": "a"},
         {"host": 1},
+        {"code_version": 1},
+        {"code_version": "v" * 101},
+        {"code_version": "v\x00"},
     ],
     ids=str,
 )
@@ -134,7 +137,7 @@ def test_models_are_strict_everywhere(client: httpx.Client, echo: str) -> None:
         ("PUT", "/v1/pools/strict/weights/a", {"weight": True}),
         ("PATCH", "/v1/pools/strict", {"slots": "9"}),
         ("POST", "/v1/streams", {"name": "strict", "partitions": True}),
-        ("POST", "/v1/topics", {"name": "strict", "keep": False}),
+        ("POST", "/v1/topics", {"name": "strict", "catch_up": False}),
         ("POST", "/v1/jobs", {"name": "s", "delivery_strategy": "at_least_once", "attempts": True, "concurrency": 1}),
         ("POST", "/v1/jobs", {"name": "s", "delivery_strategy": "at_least_once", "attempts": False, "concurrency": 1}),
     ):

@@ -23,6 +23,7 @@ from penstock import (
     JobFailed,
     Keep,
     NewJob,
+    NewMessage,
     NotFound,
     Penstock,
     Published,
@@ -189,7 +190,9 @@ def test_types(penstock: Client, name: str) -> None:
 
 def test_a_worker(penstock: Client, name: str) -> None:
     worker = f"w-{uuid4().hex[:8]}"
-    assert penstock.heartbeat(worker, names=[name])["known"] is False
+    assert penstock.heartbeat(worker, names=[name], code_version="8f3c2ad")["known"] is False
+    versions = {one.id: (one.version, one.code_version) for one in penstock.workers()}
+    assert versions[worker] == (None, "8f3c2ad"), "Penstock is not in its process"
     penstock.enqueue(name, {"n": 1})
     (job,) = penstock.claim(name, worker, wait=timedelta(seconds=5))
     leases = penstock.extend([job], timedelta(minutes=5))
@@ -218,7 +221,7 @@ def test_errors_are_of_their_kinds(penstock: Client, served: Served) -> None:
         penstock.pause("a/b")
     with Client(served.base_url, "admin", "wrong") as stranger, pytest.raises(AccessDenied):
         stranger.counts()
-    with Client("http://127.0.0.1:1", timeout_s=1) as lost, pytest.raises(DatabaseUnavailable):
+    with Client("http://127.0.0.1:1", timeout=timedelta(seconds=1)) as lost, pytest.raises(DatabaseUnavailable):
         lost.counts()
 
 
@@ -234,17 +237,21 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
 
 def test_a_topic_is_one_record_for_client_and_application(penstock: Client, served: Served) -> None:
     name = f"topic-{uuid4().hex[:8]}"
-    topic = penstock.topic(name, keep=3)
+    topic = penstock.topic(name, catch_up=3)
     with pytest.raises(NotFound, match=name):
         topic.details()
     topic.declare()
     topic.subscribe("me")
     published = topic.publish(1, background=False, timeout=timedelta(milliseconds=10))
+    topic.publish(2, key="acme")
+    assert topic.publish_many([NewMessage(3, key="bolt"), 4]) == 2
+    queued = sorted(penstock.find_many(name=f"{name}_me"), key=lambda job: job.data)
+    assert [(job.data, job.key) for job in queued] == [(1, None), (2, "acme"), (3, "bolt"), (4, None)]
     assert isinstance(published, Published)
     assert (published.seq, published.receivers, published.complete) == (1, 1, False)
     found = topic.details()
     assert isinstance(found, TopicRecord)
-    assert (found.name, found.keep, found.last_seq, found.subscribers) == (name, 3, 1, 1)
+    assert (found.name, found.catch_up, found.last_seq, found.subscribers) == (name, 3, 4, 1)
     app = Penstock(served.database_url)
     assert app.topic(name).sync.details() == found
     app.sync.close()
@@ -320,7 +327,7 @@ def test_pools_and_their_standing_jobs(penstock: Client) -> None:
             call()
     assert (pool.change(slots=8).slots, pool.details().slots) == (8, 8)
     assert name in {one.name for one in penstock.list_pools()}
-    assert isinstance(penstock.scale_advice(wait_s=1.5), list)
+    assert isinstance(penstock.scale_advice(wait=timedelta(seconds=1.5)), list)
 
 
 async def test_pools_from_asyncio(served: Served) -> None:

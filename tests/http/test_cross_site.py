@@ -184,7 +184,7 @@ def test_every_answer_has_the_headers(strict: Served) -> None:
             assert missing == [], (answer.url, answer.status_code)
             assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
             assert answer.headers.get_list("content-security-policy") == [answer.headers["content-security-policy"]]
-        home = client.get("/").headers["content-security-policy"]
+        home = client.get("/home").headers["content-security-policy"]
         assert "frame-src https://dash.example.com;" in home and "unsafe-inline" not in home
 
 

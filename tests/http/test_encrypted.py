@@ -1,18 +1,21 @@
-"""Encrypted streams, topics and pools over HTTP: neither the server nor its clients have keys, and each refusal says so."""
+"""Encrypted streams, topics, pools and steps over HTTP: neither the server nor its clients have keys; each refusal says so."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from datetime import timedelta
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from penstock import Penstock
+from penstock import Job, Penstock
 from penstock.client import Client
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput
+from penstock.testing import run_due_jobs
+from tests.http.dashboard_browser import Reader
 from tests.http.http_server import TOKEN, Served
 
 WORD = "quokka"
@@ -65,3 +68,24 @@ async def test_standing_jobs(served: Served, client: httpx.Client, penstock: Cli
     assert started.status_code == 400 and f"pool {name} is encrypted" in started.text
     assert client.get(f"/v1/pools/{name}/standing/acme").json()["data"] == "encrypted"
     assert [one["data"] for one in client.get(f"/v1/pools/{name}/standing").json()] == ["encrypted"]
+
+
+async def test_steps(served: Served, client: httpx.Client, penstock: Client, name: str) -> None:
+    app = Penstock(served.database_url, keys=[new_key()])
+
+    @app.job(name, encrypted=True)
+    async def charge(job: Job[str]) -> None:
+        await job.step("charge", lambda: {"word": WORD})
+        await job.sleep("cool off", timedelta(days=1))
+
+    async with app:
+        receipt = await charge.enqueue(WORD)
+        await run_due_jobs(app)
+    assert WORD not in client.get(f"/v1/jobs/job_{receipt.id}/steps").text
+    charged, slept = penstock.steps(receipt.id)
+    assert (charged.name, charged.result, slept.state) == ("charge", "encrypted", "waiting")
+    assert charged.size is not None and charged.size > len(WORD)
+    with Reader(served.base_url + "/") as reading:
+        reading.log_in("admin", TOKEN)
+        page = reading.get(f"jobs/{receipt.id}").text
+    assert "charge" in page and "encrypted" in page and WORD not in page

@@ -49,7 +49,7 @@ FIELDS = [
     "session", "limit", "wait", "busy", "ahead", "auto_offset_reset", "commits",
     "partition", "epoch", "revision", "next_offset", "to",
     "offsets",
-    "ttl_s", "filter", "since", "id", "unique", "run_after", "expires_at", "background", "timeout", "keep", "dead_after_s",
+    "ttl_s", "filter", "since", "id", "unique", "run_after", "expires_at", "background", "timeout", "catch_up", "dead_after_s",
 ]  # fmt: skip
 COMMIT = st.fixed_dictionaries({field: st.integers() for field in ("partition", "epoch", "revision", "next_offset")})
 VALUES = (
@@ -103,7 +103,7 @@ def roles(databases: TemporaryDatabases) -> Iterator[Served]:
                     assert admin.post("/v1/streams", json={"name": name, "partitions": 2}).status_code == 201
                     assert admin.put(f"/v1/streams/{name}/groups/g/members/m", json={}).status_code == 200
                 for name in ("mine", "theirs"):
-                    assert admin.post("/v1/topics", json={"name": name, "keep": 10}).status_code == 201
+                    assert admin.post("/v1/topics", json={"name": name, "catch_up": 10}).status_code == 201
                 assert admin.post("/v1/streams", json={"name": "raw", "partitions": 2, "format": "bytes"}).status_code == 201
                 assert admin.post("/v1/streams/raw/events", json={"bytes": "AAEC"}).status_code == 201
                 for path in ("/v1/streams/theirs/events", "/v1/topics/theirs/messages"):

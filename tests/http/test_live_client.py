@@ -116,7 +116,7 @@ def test_a_topics_life(penstock: Client, name: str) -> None:
     topic = penstock.topic(name)
     with pytest.raises(NotFound):
         topic.publish(1)
-    topic.declare(keep=2)
+    topic.declare(catch_up=2)
     assert topic.subscribe("a", ttl=timedelta(minutes=1), filter={"n": 1}).created
     assert topic.renew("a")
     (one,) = topic.subscribers()
@@ -134,6 +134,20 @@ def test_a_topics_life(penstock: Client, name: str) -> None:
     with pytest.raises(InvalidInput, match="message 2 of 2"):
         topic.publish_many([6, NewMessage(7, unique="")])
     assert name in {counts.name for counts in penstock.topic_counts()}
+
+
+def test_a_receiver_sees_the_key_of_a_message(penstock: Client, name: str) -> None:
+    topic = penstock.topic(name)
+    topic.declare()
+    topic.publish({"n": 1}, key="acme")
+    topic.publish({"n": 2})
+    # The first two were there before the connection: they are read for it. The third reaches it as a copy.
+    received = iter(topic.receive(since=0))
+    assert [(message.data["n"], message.key) for message in itertools.islice(received, 2)] == [(1, "acme"), (2, None)]
+    topic.publish({"n": 3}, key="bolt")
+    third = next(received)
+    assert (third.data["n"], third.key) == (3, "bolt")
+    assert [message.key for message in topic.read(0)] == ["acme", None, "bolt"]
 
 
 async def test_the_asynchronous_client_follows_and_receives(served: Served, name: str) -> None:
@@ -244,7 +258,7 @@ def test_the_command_line_works_through_a_server(served: Served, name: str) -> N
         server = {"PENSTOCK_SERVER_URL": served.base_url, "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
         return command_line.penstock("postgresql://nobody@127.0.0.1:1/none", *arguments, stdin=stdin, **server)
 
-    assert f"created: {name}" in penstock("topics", "create", name, "--keep", "2").stdout
+    assert f"created: {name}" in penstock("topics", "create", name, "--catch-up", "2").stdout
     assert f"queue {name}_bob" in penstock("topics", "subscribe", name, "bob", "--ttl", "5m").stdout
     assert "to 1 subscribers" in penstock("topics", "publish", name, '{"n": 1}').stdout
     assert penstock("topics", "publish", name, "-f", "-", stdin='{"data": 2}\n{"data": 3}\n').stdout == "2 published\n"

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock import InvalidInput, JobFilter, NewJob, NotFound
+from penstock import Erasure, ErasurePreview, InvalidInput, JobFilter, NewJob, NotFound
 from penstock.client import AsyncClient, Client
 from penstock.http.users import hash_secret
 from tests.http.http_server import TOKEN, Served
@@ -41,6 +41,20 @@ def test_the_clients_start_an_operation_and_wait_for_its_end(served: Served, ech
             assert (await client.operations.wait(purge.id, timeout=timedelta(minutes=1))).done == 10
 
     asyncio.run(with_async_client())
+
+
+def test_an_erasure_is_previewed_started_and_found_among_the_operations(served: Served, echo: str) -> None:
+    with Client(served.base_url, "admin", TOKEN) as penstock:
+        penstock.enqueue_many(echo, [NewJob({"customer": f"c{n % 2}"}, key=f"of {echo} {n % 2}") for n in range(10)])
+        operations, wanted = penstock.operations, Erasure(key=f"of {echo} 1")
+        assert operations.preview_erasure(wanted) == ErasurePreview(5, 0, 0, 0, 0, 0)
+        started = operations.erase(wanted, id=uuid4())
+        assert (started.kind, started.phase) == ("erase", "queue")
+        ended = operations.wait(started.id, timeout=timedelta(minutes=1))
+        assert (ended.state, ended.counts, ended.filter) == ("finished", {"queued": 5}, {})
+        assert operations.erase(wanted, id=started.id).state == "finished"
+        with pytest.raises(InvalidInput, match="either a key, or a field"):
+            operations.erase(Erasure())
 
 
 def test_what_does_not_fit_is_refused(served: Served, client: httpx.Client, echo: str) -> None:

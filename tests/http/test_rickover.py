@@ -522,7 +522,7 @@ def test_the_routes_of_rickovers_second_version(client: httpx.Client) -> None:
 
 
 def test_the_home_page(client: httpx.Client) -> None:
-    response = client.get("/")
+    response = client.get("/home")
     assert response.status_code == 200
     assert "penstock version" in response.text
-    assert client.get("/", auth=None).status_code == 401  # type: ignore[arg-type]
+    assert client.get("/home", auth=None).status_code == 401  # type: ignore[arg-type]

@@ -6,8 +6,10 @@ The routes come from the application itself, so that one without an entry here f
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -28,7 +30,7 @@ ROUTES = """
 -       GET     /healthz                                                        -
 -       GET     /readyz                                                         -
 read    GET     /metrics                                                        no
-read    GET     /                                                               -
+read    GET     /home                                                           -
 -       GET     /docs                                                           -
 -       GET     /docs/{file}                                                    -
 -       GET     /openapi.json                                                   -
@@ -41,6 +43,14 @@ enqueue POST    /v1/jobs/{id}/replay                                            
 enqueue POST    /v1/jobs/{name}/{id}/replay                                     no
 enqueue POST    /v1/jobs/{id}/cancel                                            no
 enqueue POST    /v1/jobs/{name}/{id}/cancel                                     no
+enqueue POST    /v1/jobs/{id}/signals/{signal}                                  no
+enqueue POST    /v1/jobs/{name}/{id}/signals/{signal}                           no
+read    GET     /v1/jobs/{id}/steps                                             no
+read    GET     /v1/jobs/{name}/{id}/steps                                      no
+enqueue POST    /v1/jobs/{id}/priority                                          no
+enqueue POST    /v1/jobs/{name}/{id}/priority                                   no
+enqueue POST    /v1/jobs/{id}/run-now                                           no
+enqueue POST    /v1/jobs/{name}/{id}/run-now                                    no
 admin   POST    /v2/job-types                                                   no
 admin   POST    /v1/jobs                                                        no
 read    GET     /v2/job-types                                                   own
@@ -67,6 +77,7 @@ admin   POST    /v1/fleets/{name}/drain                                         
 read    GET     /v1/queued-jobs                                                 own
 read    GET     /v1/archived-jobs                                               own
 read    GET     /v1/stats                                                       own
+read    GET     /v1/overview                                                    own
 read    GET     /v1/top/types                                                   own
 read    GET     /v1/top/keys                                                    own
 read    GET     /v1/jobs/{name}/stats                                           no
@@ -93,9 +104,22 @@ admin   PUT     /v1/pools/{pool}/weights/{key}                                  
 read    GET     /v1/scale                                                       own
 enqueue POST    /v1/operations/preview                                          no
 enqueue POST    /v1/operations                                                  no
+admin   POST    /v1/erasures/preview                                            no
+admin   POST    /v1/erasures                                                    no
 read    GET     /v1/operations                                                  own
 read    GET     /v1/operations/{id}                                             none
 enqueue POST    /v1/operations/{id}/cancel                                      none
+read    GET     /v1/workflow-runs                                               no
+read    GET     /v1/workflow-runs/{name}                                        no
+enqueue POST    /v1/workflow-runs/{name}/cancel                                 no
+enqueue POST    /v1/workflow-runs/{name}/retry                                  no
+enqueue POST    /v1/workflow-runs/{name}/start                                  no
+read    GET     /v1/workflow-runs/{name}/steps                                  no
+enqueue POST    /v1/workflows                                                   no
+read    GET     /v1/workflows                                                   no
+read    GET     /v1/workflows/{name}                                            no
+enqueue POST    /v1/workflows/{name}/seal                                       no
+enqueue POST    /v1/workflows/{name}/cancel                                     no
 read    GET     /v1/schedules                                                   own
 read    GET     /v1/schedules/{name}                                            no
 read    GET     /v1/schedules/{name}/runs                                       no
@@ -154,6 +178,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): {"name": "theirs-too", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5},
     ("PUT", "/v1/jobs/{name}/{id}"): {"data": 1},
     ("POST", "/v1/jobs/{name}/{id}"): {"status": "succeeded", "attempt": 3},
+    ("POST", "/v1/jobs/{id}/priority"): {"priority": 1},
+    ("POST", "/v1/jobs/{name}/{id}/priority"): {"priority": 1},
     ("POST", "/v1/jobs/{name}/claim"): {"worker": "w"},
     ("POST", "/v1/jobs/{name}/settle"): {"jobs": [{"id": JOB, "attempt": 1, "lease": 1, "outcome": "succeeded"}]},
     ("POST", "/v1/jobs/{name}/extend"): {"jobs": [{"id": JOB, "attempt": 1, "lease": 1}], "for_s": 300},
@@ -161,6 +187,10 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/pools"): {"name": "theirs-too", "slots": 4},
     ("POST", "/v1/operations/preview"): {"kind": "cancel", "filter": {"name": "theirs"}},
     ("POST", "/v1/operations"): {"kind": "cancel", "filter": {"name": "theirs"}},
+    ("POST", "/v1/erasures/preview"): {"key": "absent-key"},
+    ("POST", "/v1/erasures"): {"key": "absent-key"},
+    ("POST", "/v1/workflow-runs/{name}/start"): {"workflow": "absent", "steps": []},
+    ("POST", "/v1/workflows"): {"name": "absent"},
     ("POST", "/v1/streams"): {"name": "theirs-too", "partitions": 1},
     ("POST", "/v1/topics"): {"name": "theirs-too"},
 }
@@ -205,6 +235,18 @@ async def add_users(url: str) -> None:
         for role in USERS:
             await add_user(database, role, role, hash_secret(f"{role}-password"), None)
         await add_user(database, "narrow", "admin", hash_secret("narrow-password"), ["mine"])
+        # One process that works for users who may not know of each other.
+        await database.fetch(
+            """
+            insert into penstock.workers
+                (id, host, pid, names, concurrency, metadata, halted, no_key, started_at, seen_at, dead_after, blocked_since,
+                blocked_by)
+            values (
+                'shared', 'h', 1, array['mine'], 1, '{"consumers": ["mine/a", "theirs/a"], "schedules": ["theirs"]}',
+                '{"theirs/a": "of theirs"}', '{"theirs": "k"}', now(), now(), '1 day', now(), 'theirs 0190b7a0'
+            )
+            """
+        )
 
 
 def routes() -> Iterator[tuple[str, str]]:
@@ -239,7 +281,9 @@ def test_every_route_of_the_application_is_in_the_table() -> None:
 @pytest.mark.parametrize("user", [None, *USERS])
 def test_each_route_answers_the_roles_that_may_and_no_other(served: Served, user: str | None) -> None:
     # Nothing of these names is there: what passes the gate changes nothing.
-    absent = dict.fromkeys(("name", "pool", "topic", "key", "group", "member", "client_id"), "absent") | {"file": "start.js"}
+    absent = dict.fromkeys(("name", "pool", "topic", "key", "group", "member", "client_id", "signal"), "absent") | {
+        "file": "start.js"
+    }
     wrong = []
     with served.client(auth=None if user is None else (user, f"{user}-password")) as client:
         for (method, path), (needed, _) in TABLE.items():
@@ -257,7 +301,7 @@ def test_each_route_answers_the_roles_that_may_and_no_other(served: Served, user
 
 
 def test_a_user_of_some_job_types_gets_nothing_of_the_others(served: Served) -> None:
-    names = dict.fromkeys(("name", "topic", "key", "group", "member", "client_id"), "theirs") | {"pool": "theirs-pool"}
+    names = dict.fromkeys(("name", "topic", "key", "group", "member", "client_id", "signal"), "theirs") | {"pool": "theirs-pool"}
     expected = {"no": 403, "none": 404, "own": 200}
     wrong = []
     with served.client(auth=("narrow", "narrow-password")) as client:
@@ -269,3 +313,24 @@ def test_a_user_of_some_job_types_gets_nothing_of_the_others(served: Served) -> 
             if answer.status_code != expected[theirs] or (theirs == "own" and "theirs" in answer.text):
                 wrong.append((method, path, answer.status_code, answer.text[:200]))
     assert wrong == []
+
+
+def test_a_worker_that_works_for_others_too_is_nobodys_to_end(served: Served) -> None:
+    with served.client(auth=("narrow", "narrow-password")) as client:
+        shown = next(one for one in client.get("/v1/workers").json() if one["id"] == "shared")
+        assert (shown["names"], shown["consumers"], shown["blocked_by"]) == (["mine"], ["mine/a"], None)
+        for method, path in (("POST", "/drain"), ("POST", "/heartbeat"), ("DELETE", "")):
+            answer = client.request(method, f"/v1/workers/shared{path}")
+            assert (answer.status_code, "theirs" in answer.text) == (403, False), (method, path)
+        assert client.post("/v1/workers/worker-of-mine/heartbeat").json()["known"]
+
+
+@pytest.mark.parametrize("named", [{"after": [JOB]}, {"group": JOB.removeprefix("job_")}])
+def test_a_user_of_some_job_types_names_neither_jobs_to_wait_for_nor_job_groups(served: Served, named: dict[str, Any]) -> None:
+    with served.client(auth=("narrow", "narrow-password")) as client:
+        body = {"data": {}, **named}
+        put = client.put(f"/v1/jobs/mine/job_{uuid4()}", json=body)
+        assert (put.status_code, "some job types only" in put.text) == (403, True)
+        batch = client.post("/v1/jobs/mine/batch", content=json.dumps(body) + "\n" + json.dumps({"data": 1}) + "\n")
+        refused, queued = (json.loads(line) for line in batch.text.splitlines()[:2])
+        assert ("some job types only" in json.dumps(refused), queued["outcome"]) == (True, "queued")

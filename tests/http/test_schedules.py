@@ -41,6 +41,11 @@ async def test_schedules_are_shown_and_dropped(served: Served, client: httpx.Cli
         assert [(run.id, run.status) for run in penstock.schedule_runs("report", status="queued")] == [(id, "queued")]
         with pytest.raises(Conflict, match="has not ended"):
             penstock.run_schedule("report")
+        penstock.cancel(id)
+        keyed = penstock.run_schedule("report", key="2026-01")
+        assert keyed is not None and penstock.find(keyed).key == "2026-01"
+        assert client.post("/v1/schedules/sweep/run", json={"key": ""}).status_code == 400
+        assert client.post("/v1/schedules/sweep/run", json={"kee": "x"}).status_code == 400
         for missing in (penstock.run_schedule, penstock.schedule_runs):
             with pytest.raises(NotFound):
                 missing("none")

@@ -122,7 +122,7 @@ def test_the_id_of_a_failed_request_is_in_the_log(url: str) -> None:
 def test_the_home_page_shows_a_dashboard_of_ones_own(url: str) -> None:
     environment = {"HOMEPAGE_TITLE": "Jobs <3", "HOMEPAGE_IFRAME_URL": "https://dashboards.example.com/?a=1&b=2"}
     with serving(url, **environment) as served, served.client() as client:
-        page = client.get("/").text
+        page = client.get("/home").text
         assert "<title>Jobs &lt;3</title>" in page
         assert 'src="https://dashboards.example.com/?a=1&amp;b=2"' in page
 

@@ -59,6 +59,20 @@ def test_the_options_of_a_publish(client: httpx.Client, topic: str) -> None:
     assert [job["data"] for job in claim(client, f"{topic}_a", limit=9)] == [1, 4]
 
 
+def test_a_message_gives_its_copies_its_key(client: httpx.Client, topic: str) -> None:
+    subscribe(client, topic, "a")
+    publish(client, topic, 1, key="acme")
+    publish(client, topic, 2)
+    lines = '{"data": 3, "key": "bolt"}\n{"data": 4}\n{"data": 5, "key": "a\\u0000b"}\n{"data": 6, "key": ""}\n'
+    headers = {"Content-Type": "application/x-ndjson"}
+    answers = client.post(f"/v1/topics/{topic}/messages", content=lines, headers=headers).text.splitlines()
+    assert [json.loads(line).get("outcome") for line in answers] == ["published", "published", None, None]
+    copies = [(job["data"], job["key"]) for job in claim(client, f"{topic}_a", limit=9)]
+    assert copies == [(1, "acme"), (2, None), (3, "bolt"), (4, None)]
+    for wrong in ("", "x" * 256, "two\nlines", "a\x00b", 3):
+        assert client.post(f"/v1/topics/{topic}/messages", json={"data": 1, "key": wrong}).status_code == 400, wrong
+
+
 def test_a_publisher_hears_what_became_of_its_message(client: httpx.Client, topic: str) -> None:
     subscribe(client, topic, "a")
     subscribe(client, topic, "b")
@@ -97,7 +111,7 @@ async def test_a_subscription_that_is_not_renewed_ends(client: httpx.Client, top
 
 
 def test_late_joiners_and_readers_get_what_is_kept(client: httpx.Client) -> None:
-    topic = declare(client, keep=2)
+    topic = declare(client, catch_up=2)
     for n in range(5):
         publish(client, topic, n)
     assert subscribe(client, topic, "a")["replayed"] == 2
@@ -111,7 +125,7 @@ def test_late_joiners_and_readers_get_what_is_kept(client: httpx.Client) -> None
     [
         (400, "POST", "/v1/topics", {"name": "a b"}),
         (400, "POST", "/v1/topics", {"name": "a\u0000"}),
-        (400, "POST", "/v1/topics", {"name": "x", "keep": -1}),
+        (400, "POST", "/v1/topics", {"name": "x", "catch_up": -1}),
         (404, "GET", "/v1/topics/none", None),
         (404, "GET", "/v1/topics/none/subscribers", None),
         (404, "GET", "/v1/topics/none/messages", None),

@@ -87,6 +87,7 @@ async def types(sql: Sql) -> dict[str, UUID]:
     keyring = Keyring([new_key()])
     found["no-key"] = await sql.fetchval("select penstock.enqueue('sealed', $1)", keyring.seal("{}", b"sealed"))
     found["no-worker"] = await enqueue("nobody")
+    found["dependencies"] = await enqueue("mail", f", p_after => array['{found['deferred']}'::uuid]")
     return found
 
 

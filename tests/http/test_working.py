@@ -13,8 +13,10 @@ import asyncpg
 import httpx
 import pytest
 
+from penstock import Penstock
+from penstock.jobs import rates
 from tests.http.http_calls import claim, new_id, put, settle, until_waiting
-from tests.http.http_server import TOKEN, Served
+from tests.http.http_server import TOKEN, Served, serving
 from tests.waiting import eventually
 
 
@@ -282,3 +284,34 @@ def test_a_result_is_kept_when_the_type_keeps_results(client: httpx.Client, echo
     (job,) = claim(client, echo)
     assert settle(client, echo, job, result={"price": 1}) == "succeeded"
     assert client.get(f"/v1/jobs/{echo}/{id}/result").json()["result"] == ({"price": 1} if keep else None)
+
+
+async def test_what_is_settled_over_http_enters_the_rates_with_its_times(url: str, sql: asyncpg.Connection[Any]) -> None:
+    with serving(url) as served, served.client() as client:
+        for name in ("pull", "call"):
+            body = {"name": name, "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+            assert client.post("/v1/jobs", json=body).status_code == 201
+            for _ in range(3):
+                put(client, name)
+        held = {name: claim(client, name, limit=3) for name in ("pull", "call")}
+        await sql.execute(
+            "update penstock.queued_jobs set created_at = now() - interval '1 hour', run_after = now() - interval '45 s'"
+        )
+        await sql.execute("update penstock.leases set started_at = now() - interval '40 s'")
+        done, failed, back = held["pull"]
+        assert settle(client, "pull", done) == "succeeded"
+        assert settle(client, "pull", done) == "stale"
+        assert settle(client, "pull", failed, "failed", error="broken") == "retried"
+        assert settle(client, "pull", back, "released") == "released"
+        for job, status in zip(held["call"], ("succeeded", "failed", "failed"), strict=True):
+            told = {"status": status, "attempt": 3} | ({"error": "broken"} if status == "failed" else {})
+            assert client.post(f"/v1/jobs/call/{job['id']}", json=told).status_code == 200
+    # The server writes what it counted when it stops.
+    async with Penstock(url) as app:
+        database = await app.database()
+        pulled, called = [(await rates.read_period(database, [name])).whole for name in ("pull", "call")]
+    assert (pulled.succeeded, pulled.retried, pulled.others) == (1, 1, 1)
+    assert (called.succeeded, called.retried) == (1, 2)
+    for rate, timed in ((pulled, 2), (called, 3)):
+        assert (sum(rate.runs), sum(rate.waits)) == (timed, timed)
+        assert rate.run_s == pytest.approx(40 * timed, rel=0.4) and rate.wait_s == pytest.approx(5 * timed, rel=0.4)

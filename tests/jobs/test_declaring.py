@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -181,3 +182,25 @@ async def test_the_lag_of_a_group_that_is_not_there_is_an_error(app: Penstock) -
     assert await orders.lag() == []
     with pytest.raises(NotFound, match="has no consumer group billing"):
         await orders.lag("billing")
+
+
+@dataclass
+class Bolt:
+    tenant: str
+    turns: int = 1
+
+
+@pytest.mark.parametrize("key", ["tenant", lambda bolt: bolt.tenant], ids=["a field", "a function"])
+async def test_a_type_without_a_handler_takes_the_key_from_the_payload_as_one_with_a_handler(app: Penstock, key: Any) -> None:
+    tighten = app.job_type("tighten", Bolt, key=key)
+    first = await tighten.enqueue(Bolt("acme"))
+    second = await tighten.options(key="given").enqueue(Bolt("acme"))
+    third = await app.enqueue("tighten", Bolt("bolt"))
+    assert [(await app.find(receipt.id)).key for receipt in (first, second, third)] == ["acme", "given", "bolt"]
+
+
+def test_the_key_of_a_type_without_a_handler_is_checked_at_its_declaration() -> None:
+    app = Penstock("postgresql://nowhere/x")
+    with pytest.raises(InvalidInput, match="key of job type tighten is 'tenent', and Bolt has no such field") as refused:
+        app.job_type("tighten", Bolt, key="tenent")
+    assert "tenant" in (refused.value.hint or "")

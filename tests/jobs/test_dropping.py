@@ -26,7 +26,10 @@ async def test_a_type_is_dropped_and_its_archive_stays(app: Penstock) -> None:
         await app.drop_job_type("bill")
     with pytest.raises(NotFound, match="no such job type: bill"):
         await app.replay(receipt.id)
-    # A further enqueue declares it again, as an application does that starts.
+    # An enqueue does not create it again, also in the process that dropped it; a declaration does.
+    with pytest.raises(NotFound, match="no such job type: bill, it was dropped at"):
+        await bill.enqueue(2)
+    await bill.declare()
     await bill.enqueue(2)
     assert [record.name for record in await app.job_types()] == ["bill"]
 
@@ -45,6 +48,11 @@ async def test_a_pool_is_dropped_when_its_workers_have_stopped(app: Penstock) ->
         await app.drop_job_type("tenants")
     await app.drop_pool("tenants", force=True)
     assert await app.list_pools() == [] and await app.job_types() == []
+    with pytest.raises(NotFound, match="no such job type: tenants, it was dropped at"):
+        await tenants.enqueue("acme", 2)
+    with pytest.raises(NotFound, match="no such job type: tenants, it was dropped at"):
+        await tenants.start("acme")
+    await tenants.declare()
     await tenants.enqueue("acme", 2)
     assert [pool.name for pool in await app.list_pools()] == ["tenants"]
 
@@ -65,6 +73,7 @@ async def test_a_worker_goes_on_with_its_other_types_when_one_is_dropped(app: Pe
         await app.drop_job_type("bill")
         await app.wait((await ship.enqueue(2)).id)
         # What is created again is worked on by the same worker.
+        await bill.declare()
         await app.wait((await bill.enqueue(3)).id)
     assert done == [1, 2, 3]
 
@@ -76,3 +85,54 @@ async def test_a_pool_is_created_with_the_options_of_its_job_type(app: Penstock)
     kept = {record.name: (record.max_waiting, record.max_attempts) for record in await app.job_types()}
     assert kept == {"tenants": (7, 2), "plain": (9, 4)}
     assert {pool.name: pool.on_retry for pool in await app.list_pools()} == {"tenants": "skip", "plain": "block"}
+
+
+def declared_in(url: str) -> tuple[Penstock, Any]:
+    """A process that declares the type `bill` and the pool `tenants`, and has not called anything."""
+    app = Penstock(url)
+    app.pool("tenants", slots=4)
+    return app, app.job_type("bill", int)
+
+
+@pytest.mark.parametrize("first", ["opened", "has enqueued", "has called nothing"])
+async def test_no_enqueue_creates_a_type_again_that_was_dropped_hours_ago(app: Penstock, url: str, sql: Sql, first: str) -> None:
+    shop, bill = declared_in(url)
+    try:
+        if first == "opened":
+            await shop.open()
+        elif first == "has enqueued":
+            await bill.enqueue(1)
+        else:
+            await app.create_job_type("bill")
+            await app.create_pool("tenants")
+        await app.drop_job_type("bill", force=True)
+        await app.drop_pool("tenants")
+        # The clock of the database goes on by three hours, seen from the drop, and maintenance runs.
+        passed = "set dropped_at = dropped_at - interval '3 hours', look_at = look_at - interval '3 hours'"
+        await sql.execute(f"update penstock.dropped_types {passed}")
+        await sql.fetch("select penstock.recover()")
+        for enqueue in (
+            lambda: bill.enqueue(2),
+            lambda: shop.enqueue("bill", 2),
+            lambda: bill.options(connection=sql).enqueue(2),
+        ):
+            with pytest.raises(NotFound, match="no such job type: bill, it was dropped at") as refused:
+                await enqueue()
+            assert "penstock declare MODULE:APP" in (refused.value.hint or "")
+        with pytest.raises(NotFound, match="no such job type: tenants, it was dropped at"):
+            await shop.enqueue("tenants", 1, key="acme")
+        assert await app.job_types() == [] and await app.list_pools() == []
+        # What the error says to do.
+        assert await shop.declare() == ["pool tenants", "job bill"]
+        await bill.enqueue(3)
+        await shop.enqueue("tenants", 1, key="acme")
+    finally:
+        await shop.close()
+
+
+async def test_a_program_that_opens_its_application_creates_a_dropped_type_again(app: Penstock, url: str) -> None:
+    await app.create_job_type("bill")
+    await app.drop_job_type("bill")
+    shop, bill = declared_in(url)
+    async with shop:
+        await bill.enqueue(1)

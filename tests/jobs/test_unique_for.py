@@ -12,6 +12,7 @@ import pytest
 
 from penstock import EnqueueOutcome, InvalidInput, Job, NewJob, Penstock
 from penstock.testing import advance, run_due
+from tests.activity import seen_now
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -123,7 +124,7 @@ async def test_of_enqueues_at_the_same_time_one_is_the_job(app: Penstock, url: s
 
         async def wait() -> bool:
             blocked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-            return bool(await sql.fetchval(blocked))
+            return bool(await seen_now(sql, blocked))
 
         await eventually(wait)
     assert {await other for other in others} == {(first.id, COALESCED)}

@@ -279,10 +279,13 @@ async def test_every_reason_has_a_test_and_stands_in_the_contract(sql: Sql) -> N
     }
     assert {"running", "deferred", "retry", "behind", "key-alone"} <= reasons
     contract = await sql.fetchval("select obj_description('penstock.why(uuid)'::regprocedure)")
-    snoozing = Path(__file__).parents[1] / "worker" / "test_snoozing.py"
-    tests = Path(__file__).read_text() + snoozing.read_text()
+    others = ("worker/test_snoozing.py", "workflows/test_waits.py", "workflows/test_gathering.py")
+    beside = [Path(__file__).parents[1] / name for name in others]
+    tests = "".join(path.read_text() for path in (Path(__file__), *beside))
     assert {reason for reason in reasons if reason not in contract} == set()
-    tested = set(re.findall(r'"reason": "([a-z-]+)"|reason == "([a-z-]+)"|(?:has|_is)\(app, [^"]*, "([a-z-]+)"\)', tests))
+    tested = set(
+        re.findall(r'"reason": "([a-z-]+)"|reason == "([a-z-]+)"|(?:has|_is|_waits_for)\(app, [^"]*, "([a-z-]+)"\)', tests)
+    )
     assert reasons - {word for found in tested for word in found} == set()
 
 

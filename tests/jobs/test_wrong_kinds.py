@@ -162,3 +162,36 @@ async def test_json_is_asked_for_before_or_behind_the_command(app: Penstock, url
     await app.pool("work").declare()
     ended = penstock(url, "pools", *arguments)
     assert [worker["slots"] for worker in json.loads(ended.stdout)] == [list(range(256))]
+
+
+@pytest.mark.parametrize(
+    ("declare", "message", "hint"),
+    [
+        (lambda app: app.job("x", max_attemps=3), "x has no option max_attemps (it was given 3)", "max_attempts"),
+        (lambda app: app.job_type("x", max_attemps=3), "x has no option max_attemps (it was given 3)", "max_attempts"),
+        (lambda app: app.pool("x", slot=3), "pool x has no option slot (it was given 3)", "slots"),
+        (lambda app: app.cron("0 4 * * *", max_attemps=3)(print), "has no option max_attemps (it was given 3)", "max_attempts"),
+        (lambda app: app.timer(every=timedelta(1), owners="us")(print), "has no option owners (it was given 'us')", "owner"),
+        (lambda app: app.topic("x", keep=3), "a topic has no option keep (it was given 3)", "catch_up"),
+        (lambda app: app.topic("x").subscriber("y", filtr={}), "x_y has no option filtr (it was given {})", "filter"),
+        (lambda app: app.stream("x", partition=3), "stream x has no option partition (it was given 3)", "partitions"),
+        (
+            lambda app: app.stream("x").consumer(group="y", max_batch=3),
+            "a consumer has no option max_batch (it was given 3)",
+            "max_batch_size",
+        ),
+        (lambda app: app.on_leader(names="x"), "a task of the leader has no option names (it was given 'x')", "name"),
+        (
+            lambda app: app.pool("x").job(max_attempts=3),
+            "the handler of pool x has no option max_attempts (it was given 3)",
+            "app.pool",
+        ),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_by_name_and_value_at_each_declaration(
+    declare: Callable[[Penstock], Any], message: str, hint: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        declare(Penstock("postgresql://localhost/nowhere"))
+    assert message in refused.value.message
+    assert hint in (refused.value.hint or "")

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from penstock import Conflict, Fail, InvalidInput, Job, NewJob, NotFound, Penstock, Status
+from penstock import Conflict, Erasure, Fail, InvalidInput, Job, NewJob, NotFound, Penstock, Status
 from penstock.operations import queries
 from penstock.operations.models import JobFilter, OperationRecord
 from penstock.testing import run_due_jobs, running_worker
@@ -19,6 +19,7 @@ from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 MINUTE = timedelta(minutes=1)
+LEFT = "select count(*) from penstock.operations where state = $1"
 
 
 async def advanced(app: Penstock, id: UUID, limit: int = 1_000) -> OperationRecord:
@@ -255,3 +256,35 @@ def test_a_thread_without_a_loop_starts_an_operation(plain: Penstock) -> None:
     assert operations.find(started.id).state == "running"
     assert operations.cancel(started.id).state == "cancelled"
     assert [each.id for each in operations.list()] == [started.id]
+
+
+async def test_prune_deletes_operations_that_have_ended_for_as_long_as_jobs_are_kept(app: Penstock, sql: Sql) -> None:
+    """Those that cancelled the children of job groups, those that people started, and no erasures."""
+    await app.create_job_type("mail")
+    group = await app.job_group("import").open()
+    await app.enqueue("mail", 1, group=group)
+    await app.cancel_group("import")
+    first = await app.operations.start("cancel", JobFilter(name="mail"))
+    erasure = await app.operations.erase(Erasure(key="acme"))
+
+    async def is_last() -> bool:
+        await advanced(app, first.id)
+        return (await app.operations.find(erasure.id)).phase == "vacuum"
+
+    await eventually(is_last, "the last phase of the erasure")
+    await sql.execute("select penstock.finish_erasure($1)", erasure.id)
+    assert [await sql.fetchval(LEFT, "running"), await sql.fetchval(LEFT, "finished")] == [0, 3]
+    stopped = await app.operations.start("purge", JobFilter(name="mail"))
+    await app.operations.cancel(stopped.id)
+    await sql.execute(
+        "update penstock.operations"
+        " set started_at = started_at - interval '2 days', finished_at = finished_at - interval '2 days'"
+    )
+    running = await app.operations.start("cancel", JobFilter(name="mail"))
+    await sql.execute("update penstock.operations set started_at = now() - interval '2 days' where id = $1", running.id)
+    recent = await app.operations.start("replay", JobFilter(name="mail"))
+    await app.operations.cancel(recent.id)
+    await app.prune(timedelta(days=3))
+    assert await sql.fetchval("select count(*) from penstock.operations") == 6
+    await app.prune(timedelta(days=1))
+    assert {row["id"] for row in await sql.fetch("select id from penstock.operations")} == {erasure.id, running.id, recent.id}

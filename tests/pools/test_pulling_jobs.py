@@ -235,10 +235,10 @@ async def test_an_ack_under_way_while_the_job_comes_back_is_answered(
 ) -> None:
     under_way, may_go = asyncio.Event(), asyncio.Event()
 
-    async def slow_settle(*given: Any) -> dict[Any, str]:
+    async def slow_settle(*given: Any, **options: Any) -> dict[Any, str]:
         under_way.set()
         await may_go.wait()
-        return await settle(*given)
+        return await settle(*given, **options)
 
     pool = app.pool("work", int, slots=2)
     await pool.enqueue("a", 1)

@@ -26,6 +26,10 @@ BUILDS_STATEMENTS = {
     "note_latest": "names that compact_stream gives it, from segments and a sequence",
     "compact_stream": "names of segments, from segments and a sequence",
     "drop_retired": "names of segments, from retired_segments",
+    "copy_without": "names that erase_segment gives it, from segments and a sequence",
+    "erase_segment": "names of segments, from segments and a sequence",
+    "erased_places": "a name that erase_events, erase_segment and preview_erasure give it, from segments",
+    "preview_erasure": "names of segments, from segments",
     "end_load": "the number of a segment, from stream_partitions",
     "drop_undeclared": "names from the catalogue; not a definer function, so the caller's rights decide",
     "grant_access": "quoted role names; not a definer function, so the caller's rights decide",
@@ -34,6 +38,8 @@ BUILDS_STATEMENTS = {
     "lake_without": "names of partitions that prune takes from the catalogue",
     "make_archive_partition": "classes from retention_classes, and a date, as to_char writes it",
     "offsets_at": "names of segments, from segments",
+    "search_finished": "conditions that stand in the function; their values are parameters",
+    "search_waiting": "conditions that stand in the function; their values are parameters",
     "open_segment": "the number of a segment, from a sequence",
     "prune": "names of partitions from the catalogue, and classes in them",
     "read_chunks": "names of segments, from segments",
@@ -45,7 +51,9 @@ BUILDS_STATEMENTS = {
 }
 
 CHANGES_SETTINGS = {
+    "settle": "notes that a day of the archive has its partitions; who sets it only makes settlements of its own fail",
     "check_leader": "lowers the limit of silence of the caller's own transaction, which holds a lock that the next leader needs",
+    "time_out_waits": "shortens a limit that its own set clause has set, and so restores at its end",
 }
 
 

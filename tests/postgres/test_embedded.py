@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import psutil
 import psycopg
 import pytest
 
-from penstock.postgres.embedded import EmbeddedServer, wheel_bin_dir
+from penstock.postgres.embedded import SERVER_VERSION, EmbeddedServer, wheel_bin_dir
 from tests.postgres.embedded_processes import belonging_to, execute, postmaster
 from tests.waiting import until
 
@@ -54,6 +55,16 @@ def answers(url: str) -> bool:
     except psycopg.Error as error:
         print(f"no answer: {error}")
         return False
+
+
+def test_the_server_is_the_version_that_the_documents_name(folder: Path) -> None:
+    """The wheel has servers of two versions."""
+    root = Path(__file__).parents[2]
+    with EmbeddedServer(folder) as server:
+        [(version,)] = execute(server.url, "select current_setting('server_version_num')::integer / 10000")
+    assert str(version) == SERVER_VERSION
+    for document in ("docs/embedded.md", "CHANGELOG.md", "docs/benchmarks.md"):
+        assert re.findall(r"(?:real|embedded) PostgreSQL (\d+)", (root / document).read_text(), re.IGNORECASE) == [SERVER_VERSION]
 
 
 def test_processes_share_one_server_and_the_last_one_stops_it(folder: Path) -> None:

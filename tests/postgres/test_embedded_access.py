@@ -180,8 +180,8 @@ def test_without_a_user_of_its_own_the_server_is_told_from_others_by_a_group(fol
     """There may be no user postgres: then the server runs as nobody, as other programs do."""
     server = EmbeddedServer(folder)
     os.umask(0o022)
-    program = "import runpy, sys; k = runpy.run_path(sys.argv[1]); g = k['Supervisor'].run.__globals__; "
-    program += "g['ACCOUNTS'] = ('nobody',); from pathlib import Path; "
+    program = "import runpy, sys; k = runpy.run_path(sys.argv[1]); "
+    program += "k['ServerFiles'].prepare.__globals__['ACCOUNTS'] = ('nobody',); from pathlib import Path; "
     program += "sys.exit(k['Supervisor'](Path(sys.argv[2]), Path(sys.argv[3])).run())"
     command = [sys.executable, "-c", program, str(embedded.SUPERVISOR), str(folder), str(wheel_bin_dir())]
     server.spawn_supervisor = lambda: subprocess.Popen(command, cwd=folder, start_new_session=True)  # type: ignore[method-assign]

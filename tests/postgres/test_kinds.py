@@ -71,7 +71,7 @@ async def test_a_declaration_keeps_the_kind_of_everything(app: Penstock, sql: Sq
         "select penstock.declare_job_type('{}', '{{\"max_attempts\": 7}}')",
         "select penstock.declare_pool('{}', '{{\"slots\": 2}}')",
         "select penstock.declare_pool('{}', '{{\"assignor\": \"custom\"}}')",
-        "select penstock.declare_topic('{}', '{{\"keep\": 1}}')",
+        "select penstock.declare_topic('{}', '{{\"catch_up\": 1}}')",
         "select penstock.declare_stream('{}', 3, '{{\"format\": \"bytes\"}}')",
         "select penstock.declare_group('{}', 8)",
         "select penstock.declare_group('{}', 8, 'custom')",

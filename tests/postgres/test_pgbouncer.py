@@ -123,7 +123,7 @@ async def test_a_pool_beside_another_knows_of_the_pooler_and_says_nothing(bounce
     pooled = through(bouncer, url)
     await eventually(lambda: connected(pooled), "PgBouncer")
     first = Database(pooled, Settings())
-    second = first.beside(Settings(pool_size=1), "beside")
+    second = first.beside(Settings(pool_size=1), "beside", Database)
     with capture_logs() as logs:
         for database in (first, second):
             await database.open()

@@ -20,6 +20,7 @@ SOON = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))
 LATER = (
     "insert into penstock.schedules (name, kind, spec, runs_as, next_at, updated_at)"
     " values ($1, 'every', '3600', $2, now() + interval '1 hour', now())"
+    " on conflict (name) do update set next_at = excluded.next_at"
 )
 
 

@@ -21,6 +21,7 @@ SOON = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))
 DUE = (
     "insert into penstock.schedules (name, kind, spec, runs_as, next_at, updated_at)"
     " values ($1, 'every', '3600', $2, now(), now())"
+    " on conflict (name) do update set next_at = excluded.next_at"
 )
 
 
@@ -59,8 +60,12 @@ async def test_a_failed_run_is_retried_archived_shown_and_replayed(app: Penstock
         await eventually(lambda: is_declared(app, "report"), "the declaration")
         [declared] = [each for each in await app.job_types() if each.name == "report"]
         assert declared.max_attempts == 2
-        record = await noted(app, "report", "failed")
-        assert (record.runs_as, record.last_at, record.last_error) == ("job", due, "ValueError: no takings")
+        ended = "select count(*) from penstock.archived_jobs where name = 'report'"
+        await eventually(lambda: sql.fetchval(ended), "the end of the run")
+        record = await record_of(app, "report")
+        assert (record.runs_as, record.last_at, record.last_outcome, record.last_error) == (
+            "job", due, "failed", "ValueError: no takings",
+        )  # fmt: skip
         assert record.last_started_at is not None and record.last_finished_at is not None and record.last_worker is not None
         assert record.next_at is not None and record.next_at > due
         assert record.job_id is not None
@@ -148,7 +153,7 @@ async def test_no_run_is_enqueued_while_the_one_before_has_not_ended(app: Pensto
 
 async def test_a_slot_has_one_run_whatever_happens_to_its_row_and_the_clock(app: Penstock, sql: Sql) -> None:
     app.timer(every=timedelta(hours=1), name="sweep")(lambda: None)
-    await app.declare()
+    await app.types["sweep"].declare()
     slot = await sql.fetchval("select date_trunc('hour', now()) - interval '2 hours'")
     first = "select penstock.declare_schedule('sweep', 'every', '3600', $1, 'job')"
     run = "select penstock.enqueue_run('sweep', $1, $1, $1::timestamptz + interval '1 hour')"

@@ -21,6 +21,7 @@ def numbers(ask: Ask) -> list[int]:
     return sorted(row["n"] for row in ask("select (data ->> 'n')::integer as n from penstock.queued_jobs"))
 
 
+@pytest.mark.soak
 def test_a_run_that_was_interrupted_goes_on_and_a_finished_one_does_nothing(spark: SparkSession, url: str, ask: Ask) -> None:
     ask("select penstock.create_job_type('t')")
     frame = bulk.as_jobs(spark.range(90).toDF("n"), bulk.Columns(key="n"))

@@ -52,6 +52,7 @@ async def test_a_history_run_gives_way_to_the_other_processes_of_the_machine(url
             process.kill()
 
 
+@pytest.mark.soak
 def test_history_runs_reports_and_finds(
     penstock: Callable[..., str], spark: SparkSession, url: str, archive: Any, tmp_path: Path
 ) -> None:

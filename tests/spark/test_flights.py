@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 COUNT = 2_000
 
 
+@pytest.mark.soak
 def test_the_flights_run_from_the_first_job_to_the_drawn_report(tmp_path: Path) -> None:
     program = f"import uvloop; from examples.flights.__main__ import main; uvloop.run(main({COUNT}))"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PG", "DATABASE_"))}
@@ -25,6 +28,7 @@ def test_the_flights_run_from_the_first_job_to_the_drawn_report(tmp_path: Path) 
     failed = number(r"([\d,]+) departures failed for good", said)
     assert 0 < failed < COUNT / 5, "flights that were cancelled fail, and no others"
     assert "legs, each once" in said
+    assert "penstock dashboard" in said and "make demo" in said, "it ends by saying where to look"
     summaries = number(r"coalesced into ([\d,]+) runs", said)
     assert number(r"([\d,]+) finished jobs into the lake", said) >= COUNT + summaries
     carriers = said[said.index("Carriers") :]

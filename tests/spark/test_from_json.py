@@ -42,13 +42,15 @@ TEXTS = _words("""a 1 1.5 1,234.5 NaN +INF -Infinity inf Infinity YQ== YQ YWJj Y
  2026-02-30 0000-01-01 -0001-01-01 12345-01-01 123 -5 0 -141428 -719163 2026-01-31T 2026-01-31x 2026-01-
  2024-02-29 2026-02-29 1582-10-10
  2026-01-31T12:00:00Z 2026-01-31T12:00:00 2026-01-31T12:00:00.1 2026-01-31T12:00:00.123456 2026-01-31T12:00:00.1234567Z
- 2026-01-31T12:00 2026-01-31T12 2026-01-31T12:00:00+01:00 2026-01-31T12:00:00+1 2026-01-31T12:00:00+1:00 2026-01-31T12:00:00+01:0
+ 2026-01-31T12:00 2026-01-31T12:00Z 2026-01-31T12 2026-01-31T12:00:00.25Z
+ 2026-01-31T12:00:00+01:00 2026-01-31T12:00:00+1 2026-01-31T12:00:00+1:00 2026-01-31T12:00:00+01:0
  2026-01-31T12:00:00+0100 2026-01-31T12:00:00-18:01 2026-01-31T12:00:00Europe/Berlin 2026-01-31T12:00:00GMT+01:00
  2026-01-31T12:00:00PST 2026-01-31T12:00:00Nope/Zone 2026-03-29T02:30:00 2026-10-25T02:30:00 2026-07-01T12:00:00.5
  1800-01-01T00:00:00 2500-07-01T12:00:00 10000-07-01T00:00:00 2026-01-31T24:00:00 2026-01-31T23:59:60 2026-1-3T4:5:6
  2026GMT-01-31T12:00:00 294247-01-10T04:00:54.775808Z T - é😀""")
 DATES = _words("2026-01-31 2026-1-3 2024-02-29 1582-10-10 2026-01-31T")
 TIMES = _words("""2026-01-31T12:00:00Z 2026-01-31T12:00:00 2026-01-31T12:00:00.123456 2026-01-31T12:00:00+01:00 2026-01-31
+ 2026-01-31T12:00:00.5Z 2026-01-31T12:00:00.123456+05:30
  2026-07-01T12:00:00.5 2026-03-29T02:30:00 2026-10-25T02:30:00""")
 OTHERS = [
     "true", "false", "null", '""', '" 1"', '"2026-01-31 12:00:00"', '" 2026-01-31 12:00:00 Europe/Berlin "',
@@ -369,6 +371,53 @@ def test_the_quick_way_is_taken_for_what_it_can_do() -> None:
     }
     for kind in (pa.decimal128(10, 2), pa.list_(pa.date32()), pa.float32(), pa.binary(), pa.timestamp("us")):
         assert quick_fields(pa.array(["{}"]), pa.schema([("f", kind)])) is None
+
+
+@pytest.mark.no_jvm
+@pytest.mark.parametrize("kind", [pa.timestamp("us", tz="UTC"), pa.date32()], ids=str)
+def test_a_time_has_one_value_in_both_ways_whatever_its_form(kind: pa.DataType) -> None:
+    """Each form alone in its block: the quick way gives what the slow one gives, or leaves it to that."""
+    days = _words("2026-01-31 2024-02-29 2026-02-29 1582-10-10 1800-01-01 2999-12-31 0999-12-31 10000-01-01 2026-1-3")
+    clocks = ["", " 12:00:00", *_words("T T12 T12:00 T12:00:00 t12:00:00 T00:00:00 T23:59:59 T24:00:00 T23:59:60 T1:2:3")]
+    fractions = ["", *_words(". .5 .25 .123 .1234 .123456 .000001 .1234567 ,5")]
+    zones = ["", " Z", *_words("Z z +00:00 -00:00 +01:00 -05:30 +17:59 +18:00 -18:01 +19:00 +01 +0100 +1:00 UTC")]
+    texts = [f"{day}{clock}{zone}" for day in days for clock in clocks for zone in zones]
+    texts += [
+        f"2026-07-01{clock}{fraction}{zone}" for clock in ("T12:00:00", " 23:59:59") for fraction in fractions for zone in zones
+    ]
+    schema, quick = pa.schema([("at", kind)]), 0
+    slow = FromJson(schema, False, times.zone("Europe/Berlin"))
+    for text in texts:
+        payloads = pa.array([json.dumps({"at": text})])
+        if (found := quick_fields(payloads, schema)) is not None:
+            quick += 1
+            expected = slow.columns(payloads.to_pylist())
+            assert plain(found["at"], kind) == plain(expected["at"], kind), text
+    usual = ["2026-01-31"] if pa.types.is_date(kind) else [
+        "2026-01-31T12:00:00Z", "2026-01-31 12:00:00Z", "2026-07-01T12:00:00.5Z", "2026-01-31T12:00:00.123456-05:30",
+    ]  # fmt: skip
+    assert quick_fields(pa.array([json.dumps({"at": text}) for text in usual]), schema) is not None
+    assert quick >= len(usual)
+
+
+@pytest.mark.no_jvm
+def test_times_of_the_usual_form_are_read_with_their_fraction_and_their_zone() -> None:
+    at, day = pa.timestamp("us", tz="UTC"), pa.date32()
+    found = quick_fields(
+        pa.array([
+            '{"at": "2026-01-31T12:00:00.123456Z", "day": "2026-01-31"}',
+            '{"at": "2026-01-31 00:30:00.5+01:00", "day": "1999-12-31"}',
+            '{"at": "2026-01-31T23:59:59-05:30", "day": null}',
+        ]),
+        pa.schema([("at", at), ("day", day)]),
+    )  # fmt: skip
+    assert found is not None, "the quick way left it"
+    assert found["at"].to_pylist() == [
+        datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC),
+        datetime(2026, 1, 30, 23, 30, 0, 500000, tzinfo=UTC),
+        datetime(2026, 2, 1, 5, 29, 59, tzinfo=UTC),
+    ]
+    assert found["day"].to_pylist() == [date(2026, 1, 31), date(1999, 12, 31), None]
 
 
 @pytest.mark.no_jvm

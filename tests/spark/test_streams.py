@@ -304,8 +304,11 @@ def test_what_works_in_spark_sql_and_what_says_that_it_does_not(spark: SparkSess
         for statement in ("select * from events", f"select * from events with (url = '{url}')"):
             with pytest.raises(Exception, match="options that say what to read|has no column value"):
                 spark.sql(statement).collect()
-        with pytest.raises(Exception, match="which job type|which stream|no option url|options"):
+        with pytest.raises(Exception, match="no option url|neither an option nor a column says which stream"):
             spark.sql("insert into events values ('{}', 'k')")
+        with pytest.raises(Exception, match="neither an option nor a column says which stream"):
+            spark.sql(f"insert into events with (url = '{url}') values ('{{}}', 'k')")
+        assert in_stream(ask, "b") == [7]
     finally:
         spark.catalog.dropTempView("orders")
         spark.sql("drop table if exists events")

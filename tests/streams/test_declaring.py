@@ -251,8 +251,8 @@ async def test_a_time_without_a_zone_is_nowhere_to_seek_or_follow_from(app: Pens
 
 
 async def test_what_a_topic_cannot_have_is_a_clear_error(app: Penstock) -> None:
-    with pytest.raises(InvalidInput, match="keep of topic news must be an integer"):
-        app.topic("news", keep="x")  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match="catch_up of topic news must be an integer"):
+        app.topic("news", catch_up="x")  # type: ignore[call-overload]
     news: Any = app.topic("news")
     with pytest.raises(InvalidInput, match="unique must be text, not 5"):
         await news.publish({}, unique=5)

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from penstock import InvalidInput, NewEvent, OffsetGone, Penstock, Retention
+from tests.activity import seen_now
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -100,7 +101,7 @@ async def test_a_slow_database_does_not_use_up_the_idle_timeout(app: Penstock, s
         """
 
         async def waited() -> bool:
-            return reading.done() or await sql.fetchval(waits) > 0
+            return reading.done() or await seen_now(sql, waits) > 0
 
         await eventually(waited, "a call that waits for longer than the idle timeout", 60)
         ended_early = reading.done()

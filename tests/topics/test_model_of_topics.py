@@ -39,10 +39,10 @@ class Client:
 class Model:
     """A topic as the documents describe it, and the real one."""
 
-    def __init__(self, topic: Topic[Any], sql: Sql, keep: int, dice: random.Random) -> None:
+    def __init__(self, topic: Topic[Any], sql: Sql, catch_up: int, dice: random.Random) -> None:
         self.topic = topic
         self.sql = sql
-        self.keep = keep
+        self.catch_up = catch_up
         self.dice = dice
         self.clients = {name: Client() for name in CLIENTS}
         self.log: list[tuple[int, int, str | None]] = []
@@ -67,7 +67,7 @@ class Model:
             self._published(receipt.seq, number, None)
 
     async def subscribe(self, name: str) -> None:
-        """A new subscriber gets what the topic keeps, or all since a message; another call changes the filter alone."""
+        """A new subscriber gets the last messages, or all since a message; another call changes the filter alone."""
         dice, client = self.dice, self.clients[name]
         filter = dice.choice([None, {"odd": True}])
         since = dice.choice([None, None, 0, *(seq for seq, _, _ in self.log[-10:])])
@@ -76,7 +76,7 @@ class Model:
         before, client.subscribed, client.filter = client.subscribed, True, filter
         if before:
             return
-        kept = self.log[-self.keep :] if self.keep else []
+        kept = self.log[-self.catch_up :] if self.catch_up else []
         for _, number, key in kept if since is None else [one for one in self.log if one[0] > since]:
             if self._matches(client, number):
                 client.gets(number, key)
@@ -130,10 +130,10 @@ async def test_each_subscriber_has_what_the_documents_say(app: Penstock, sql: Sq
     seed = secrets.randbits(32)
     print("seed", seed)
     dice = random.Random(seed)
-    keep = dice.choice([0, 3])
-    topic: Topic[Any] = app.topic("news", keep=keep)
+    catch_up = dice.choice([0, 3])
+    topic: Topic[Any] = app.topic("news", catch_up=catch_up)
     await topic.declare()
-    model = Model(topic, sql, keep, dice)
+    model = Model(topic, sql, catch_up, dice)
     steps = [
         model.publish,
         model.publish,

@@ -10,6 +10,7 @@ import pytest
 
 from penstock import DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
 from penstock.testing import running_worker
+from tests.activity import seen_now
 from tests.waiting import eventually
 
 
@@ -112,9 +113,9 @@ async def test_a_worker_outlives_the_cancellation_of_its_calls(url: str, sql: as
                 cancel = (
                     "select count(pg_cancel_backend(pid)) from pg_stat_activity"
                     " where query like any (array['%penstock.claim(%', '%penstock.wait_for_jobs(%'])"
-                    " and wait_event_type = 'Lock' and pid <> pg_backend_pid()"
+                    " and wait_event_type = 'Lock' and datname = current_database()"
                 )
-                await eventually(lambda: sql.fetchval(cancel), "a call of the fetcher that waits")
+                await eventually(lambda: seen_now(sql, cancel), "a call of the fetcher that waits")
             await app.wait((await steady.enqueue()).id)
 
 
@@ -188,5 +189,4 @@ async def _in_progress(app: Penstock, id: Any) -> bool:
 
 
 async def _more(sql: asyncpg.Connection[Any], query: str, before: int) -> bool:
-    await sql.execute("select pg_stat_clear_snapshot()")
-    return bool(await sql.fetchval(query) > before)
+    return bool(await seen_now(sql, query) > before)

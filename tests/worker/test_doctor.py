@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock import Event, OnFailure, Penstock
+from penstock.postgres import health
 from penstock.postgres.database import Database
 from penstock.worker import doctor
 from penstock.worker.doctor import Finding, examine
@@ -141,6 +142,52 @@ async def test_a_day_that_the_archive_lacks_is_found(database: Database, sql: as
     await sql.execute(f"drop table penstock.archived_jobs_p{tomorrow}")
     (finding,) = await found(database, "archive")
     assert "the archive has no partition for" in finding.message
+
+
+async def test_a_workflow_that_does_not_move_is_a_problem(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("select penstock.create_job_type('step')")
+    group = await app.job_group("import").open()
+    await app.enqueue("step", {}, after=await app.enqueue("step", {}, after=group))
+    assert await found(database, "workflows") == []
+    await group.seal()
+    await sql.execute("update penstock.workflow_ticks set noted_at = noted_at - interval '5 minutes'")
+    (finding,) = await found(database, "workflows")
+    assert (finding.level, "was not released for 30" in finding.message) == ("problem", True), finding
+    amounts = {(one.gauge, one.label): one.amount for one in await health.gauges(database)}
+    assert amounts["workflow_tick_seconds", ""] > 299
+    assert (amounts["job_groups", "open"], amounts["job_groups", "running"]) == (0, 1)
+
+
+async def test_a_job_whose_dependency_is_gone_is_a_problem(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("select penstock.create_job_type('step')")
+    first, running, group = await app.enqueue("step", {}), await app.enqueue("step", {}), await app.job_group("import").open()
+    waiting = await app.enqueue("step", {}, after=[first, running, group])
+    behind = await app.enqueue("step", {}, after=waiting)
+    assert await found(database, "workflows") == []
+    # As if an end had not been noted.
+    await sql.execute("delete from penstock.queued_jobs where id = $1", first.id)
+    (finding,) = await found(database, "workflows")
+    assert finding.message == f"job {waiting.id} of step waits for {first.id}, which has ended or is gone"
+    await sql.execute("update penstock.queued_jobs set awaited = null where id = $1", running.id)
+    await sql.execute("update penstock.job_groups set finished_at = now() - interval '2 minutes'")
+    await sql.execute("delete from penstock.waiting_jobs where id = $1", waiting.id)
+    assert {finding.message.split()[6] for finding in await found(database, "workflows")} >= {f"{waiting.id},"}
+    assert behind.outcome == "waiting"
+
+
+async def test_a_group_that_is_never_sealed_is_a_warning(app: Penstock, database: Database, sql: asyncpg.Connection[Any]) -> None:
+    for name in ("left", "sealed", "new"):
+        await app.job_group(name).open()
+    await sql.execute("select penstock.seal_group(id) from penstock.job_groups where name = 'sealed'")
+    await sql.execute("update penstock.job_groups set changed_at = changed_at - interval '2 days' where name <> 'new'")
+    (finding,) = await found(database, "workflows")
+    assert (finding.level, finding.message) == (
+        "warning", "job groups that are not sealed have not changed for a day: left",
+    )  # fmt: skip
 
 
 async def test_a_quarantined_partition_is_a_problem(app: Penstock, database: Database) -> None:

@@ -56,7 +56,8 @@ EVERYWHERE = OF_JOBS | {
     "penstock_slot_moves_total", "penstock_database_up", "penstock_oldest_snapshot_seconds", "penstock_replication_slot_bytes",
     "penstock_database_bytes", "penstock_dead_rows", "penstock_table_bytes", "penstock_stream_lag_events",
     "penstock_stream_lag_seconds", "penstock_quarantined_partitions", "penstock_notifications_arrive",
-    "penstock_lake_behind_seconds", "penstock_info",
+    "penstock_lake_behind_seconds", "penstock_info", "penstock_job_groups", "penstock_waiting_jobs",
+    "penstock_workflow_tick_seconds",
 }  # fmt: skip
 TITLES = ("Of every process", "Of a worker", "Of the database", "Of the HTTP server")
 
@@ -68,7 +69,10 @@ def scrapes(databases: TemporaryDatabases, tmp_path_factory: pytest.TempPathFact
         folder = tmp_path_factory.mktemp("shop")
         with measured_worker(url, folder, SHOP) as worker:
             asyncio.run(_work(url, client, worker))
-            yield {"worker": worker.get("/metrics").text, "server": client.get("/metrics").text}
+            found = {"worker": worker.get("/metrics").text, "server": client.get("/metrics").text}
+        with measured_worker(url, folder, SHOP, "--processes", "2") as workers:
+            asyncio.run(_work_more(url, workers))
+            yield {**found, "processes": workers.get("/metrics").text}
 
 
 async def _work(url: str, client: httpx.Client, worker: Running) -> None:
@@ -95,15 +99,27 @@ async def _work(url: str, client: httpx.Client, worker: Running) -> None:
         await eventually(lambda: value_of(client.get("/metrics").text, lag) > 0, "a look at the loop of the server", timeout=60)
 
 
+async def _work_more(url: str, workers: Running) -> None:
+    async with Penstock(url) as app:
+        await eventually(lambda: workers.get("/readyz").status_code == 200, "both processes", timeout=120)
+        await app.enqueue("mail", {"to": "ada"})
+        for sample in (
+            'penstock_events_handled_total{group="billing",stream="orders"}',
+            'penstock_job_run_seconds_count{outcome="succeeded",type="mail"}',
+        ):
+            await eventually(lambda s=sample: workers.value(s) == 1, sample, timeout=60)
+        await eventually(lambda: workers.value("penstock_loop_lag_seconds_count") > 0, "a look at a loop", timeout=60)
+
+
 def samples(text: str) -> dict[str, int]:
     """Of each name the number of its samples."""
     return Counter(re.match(r"[a-z_]+", line)[0] for line in text.splitlines() if not line.startswith("#"))  # type: ignore[index]
 
 
-@pytest.mark.parametrize("process", ["worker", "server"])
+@pytest.mark.parametrize("process", ["worker", "processes", "server"])
 def test_a_process_shows_what_every_process_shows(scrapes: dict[str, str], process: str) -> None:
     found = samples(scrapes[process])
-    wanted = EVERYWHERE if process == "worker" else EVERYWHERE - OF_JOBS
+    wanted = EVERYWHERE - OF_JOBS if process == "server" else EVERYWHERE
     assert sorted(name for name in wanted if not found[name]) == []
     for name in OF_JOBS:
         assert f"# TYPE {name.removesuffix('_count')} histogram" in scrapes[process]
@@ -136,7 +152,7 @@ def test_the_document_has_every_metric_and_no_other(scrapes: dict[str, str]) -> 
     documented = {title: set(re.findall(r"`(penstock_[a-z_]+)`", _first_columns(of[title]))) for title in TITLES}
     shown = {process: set(re.findall(r"^# TYPE (penstock_[a-z_]+) ", text, re.M)) for process, text in scrapes.items()}
     everywhere = documented["Of every process"] | documented["Of the database"]
-    assert shown["worker"] == everywhere | documented["Of a worker"]
+    assert shown["worker"] == shown["processes"] == everywhere | documented["Of a worker"]
     assert shown["server"] == everywhere | documented["Of the HTTP server"]
 
 
@@ -165,6 +181,8 @@ def test_what_alerts_and_dashboards_name_is_in_a_scrape(scrapes: dict[str, str],
     # Of what has no sample here (a pool whose rule fails) the family is declared.
     shown = [text for text in scrapes.values() if re.search(rf"^{name}[ {{]|^# TYPE {name} ", text, re.M)]
     assert shown, f"{name} is in no scrape"
+    in_workers = [scrapes[process] in shown for process in ("worker", "processes")]
+    assert in_workers[0] == in_workers[1], f"{name} is not the same with one worker process and with several"
     lines = [line for text in shown for line in re.findall(rf"^{name}\{{(.*)\}} ", text, re.M)]
     for label in used_names()[name] if lines else ():
         assert all(re.search(rf'(^|,){label}="', line) for line in lines), f"{name} has no label {label}"
@@ -187,6 +205,7 @@ CAUSES = {
         'penstock_stream_lag_seconds{stream="s",group="g"}': "0+60x120",
         'penstock_stream_lag_events{stream="s",group="g"}': "0+10x120",
     },
+    "PenstockWorkflowStands": {"penstock_workflow_tick_seconds": "0+60x120"},
     "PenstockOldSnapshot": {"penstock_oldest_snapshot_seconds": "0+60x120"},
     "PenstockLakeBehind": {'penstock_lake_behind_seconds{lake="lake"}': "0+60x120"},
     "PenstockNotificationsLost": {'penstock_notifications_arrive{instance="w"}': f"0{LONG}"},
@@ -206,6 +225,7 @@ NEAR_MISSES = {
         'penstock_stream_lag_seconds{stream="s",group="g"}': f"600{LONG}",
         'penstock_stream_lag_events{stream="s",group="g"}': "10000-10x120",
     },
+    "ends that are resolved after half a minute": {"penstock_workflow_tick_seconds": f"30{LONG}"},
     "a transaction of four minutes": {"penstock_oldest_snapshot_seconds": "0+0x116 0+60x4"},
     "a worker that starts": {'penstock_jobs_settled_total{type="mail",outcome="quarantined"}': "_x110 0+0x10"},
 }  # fmt: skip
@@ -236,6 +256,7 @@ def test_the_rules_are_well_formed(tmp_path: Path) -> None:
 
 
 @needs_promtool
+@pytest.mark.soak
 def test_alerts_fire_for_their_cause_alone(scrapes: dict[str, str], tmp_path: Path) -> None:
     named = {name for rule in rules() for name in re.findall("penstock_[a-z_]+", rule["expr"])}
     healthy = {series: values for series, values in series_of(scrapes).items() if series.partition("{")[0] in named}
@@ -248,5 +269,6 @@ def test_alerts_fire_for_their_cause_alone(scrapes: dict[str, str], tmp_path: Pa
 
 
 @needs_promtool
+@pytest.mark.soak
 def test_promtool_says_when_an_alert_does_not_fire(tmp_path: Path) -> None:
     assert "PenstockDatabaseDown" in promtool_test(tmp_path, [({"penstock_database_up": f"1{LONG}"}, ["PenstockDatabaseDown"])])

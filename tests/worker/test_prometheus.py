@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes a worker and a server under load: its alerts are silent, and each fires when its cause is there."""
+"""A real Prometheus scrapes a worker, a server and a fleet on Spark under load: its alerts are silent, and each fires when its
+cause is there."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import asyncio
 import json
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,9 +28,25 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(missing("prometheus")), reason=missing("prometheus"))]
 SHOP = """
-from penstock import Penstock
+from penstock import Event, Job, Penstock
+
+
+def nowhere(key, workers):
+    raise KeyError(key)
+
 
 app = Penstock()
+routed = app.pool("routed", assign=nowhere)
+
+
+@routed.job
+async def route(job: Job[int]) -> None:
+    pass
+
+
+@app.stream("bad", partitions=1).consumer(group="audit", on_failure="quarantine")
+async def audit(event: Event[int]) -> None:
+    raise ValueError("no")
 
 
 @app.job("mail")
@@ -41,9 +58,20 @@ async def mail(to: str) -> None:
 async def fail(to: str) -> None:
     raise ValueError("no")
 """
+FLEET = """
+from penstock import Penstock
+
+app = Penstock()
+
+
+@app.job("ship")
+async def ship(to: str) -> None:
+    pass
+"""
 CAUSED = {
     "PenstockNobodyWorks", "PenstockJobsWaiting", "PenstockJobsFailing", "PenstockJobsQuarantined", "PenstockJobsRecovered",
-    "PenstockLagGrowing", "PenstockOldSnapshot", "PenstockLakeBehind", "PenstockNotificationsLost",
+    "PenstockLagGrowing", "PenstockOldSnapshot", "PenstockLakeBehind", "PenstockNotificationsLost", "PenstockKeysQuarantined",
+    "PenstockPartitionsQuarantined", "PenstockWorkflowStands",
 }  # fmt: skip
 
 
@@ -87,6 +115,7 @@ def prometheus(folder: Path) -> Iterator[Prometheus]:
         ("penstock_oldest_snapshot_seconds) > ", "300"),
         ("penstock_stream_lag_seconds) > ", "60"),
         ("penstock_lake_behind_seconds) > ", "3600"),
+        ("penstock_workflow_tick_seconds) > ", "60"),
     ):
         assert name + threshold in rules
         rules = rules.replace(name + threshold, f"{name}10")
@@ -137,8 +166,23 @@ async def cause(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("select penstock.claim('gone', '{lost}', 1)")
     await sql.execute("update penstock.leases set expires_at = now() - interval '1 second' where worker = 'gone'")
     await sql.execute("select penstock.pause('lost')")
+    # An event whose handler fails, and a key for which the rule of its pool fails.
+    await sql.execute("select penstock.append('bad', '1')")
+    await (await app.find_pool("routed")).enqueue("acme", 1)
     # A lake that nothing is written to, though jobs finish.
     await sql.execute("select penstock.open_lake('lake', 'file:///nowhere')")
+
+
+@asynccontextmanager
+async def unreachable(databases: TemporaryDatabases, url: str) -> AsyncIterator[None]:
+    """No client reaches this database while the block lasts."""
+    name = urlsplit(url).path[1:]
+    await databases.execute(f'alter database "{name}" allow_connections false')
+    try:
+        await databases.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
+        yield
+    finally:
+        await databases.execute(f'alter database "{name}" allow_connections true')
 
 
 async def test_alerts_are_silent_under_load_and_fire_for_what_they_warn_of(
@@ -146,21 +190,24 @@ async def test_alerts_are_silent_under_load_and_fire_for_what_they_warn_of(
 ) -> None:
     with databases.database() as url, serving(url) as server, prometheus(tmp_path) as watching:
         first = measured_worker(url, tmp_path_factory.mktemp("first"), SHOP)
+        on_spark = ("--on", "spark", "--workers", "2", "--type", "ship", "--ship", ".")
         # It listens where no notification arrives, as behind a pooler in transaction mode.
         elsewhere = databases.server_url
         second = measured_worker(url, tmp_path_factory.mktemp("second"), SHOP, PENSTOCK_LISTEN_URL=elsewhere)
-        with first as worker:
-            await eventually(lambda: worker.get("/readyz").status_code == 200, "a worker that is ready", timeout=120)
+        with first as worker, measured_worker(url, tmp_path_factory.mktemp("fleet"), FLEET, *on_spark) as fleet:
+            for process in (worker, fleet):
+                await eventually(lambda p=process: p.get("/readyz").status_code == 200, "workers that are ready", timeout=120)
             await eventually(watching.ready, "Prometheus", timeout=120)
             async with Penstock(url) as app:
-                watching.scrape(worker=worker.address, server=server.base_url)
-                settled = 'sum(penstock_jobs_settled_total{type="mail",outcome="succeeded"})'
+                scraped = {"worker": worker.address, "server": server.base_url, "fleet": fleet.address}
+                watching.scrape(**scraped)
                 loading = asyncio.create_task(_load(app))
                 try:
-                    await eventually(lambda: watching.up() == {"worker", "server"}, "both processes scraped", timeout=120)
-                    await eventually(
-                        lambda: any(float(one["value"][1]) > 500 for one in watching.query(settled)), "a load", timeout=120
-                    )
+                    await eventually(lambda: watching.up() == scraped.keys(), "all processes scraped", timeout=120)
+                    for process, kind in (("worker", "mail"), ("fleet", "ship")):
+                        of = f'instance="{process}",type="{kind}",outcome="succeeded"'
+                        settled = f"penstock_jobs_settled_total{{{of}}} > 500"
+                        await eventually(lambda s=settled: watching.query(s), f"a load of the {process}", timeout=120)
                     assert watching.firing() == set()
                     assert watching.query("count_over_time(ALERTS[1h])") == []
 
@@ -170,10 +217,13 @@ async def test_alerts_are_silent_under_load_and_fire_for_what_they_warn_of(
                     transaction = old.transaction(isolation="repeatable_read")
                     await transaction.start()
                     await old.fetch("select 1 from penstock.jobs")
+                    # What follows from the seal of a job group is not resolved.
+                    await old.fetch("select pg_advisory_xact_lock(hashtext('penstock.resolve_workflows'))")
+                    await sql.execute("select penstock.seal_group(penstock.open_group('import'))")
                     await sql.execute("select penstock.create_stream('orders')")
                     await sql.execute("select penstock.declare_consumer_group('orders', 'billing')")
                     with second as deaf:
-                        watching.scrape(worker=worker.address, server=server.base_url, deaf=deaf.address)
+                        watching.scrape(**scraped, deaf=deaf.address)
 
                         async def all_fire() -> bool:
                             await sql.execute("select penstock.append('orders', '1')")
@@ -188,6 +238,10 @@ async def test_alerts_are_silent_under_load_and_fire_for_what_they_warn_of(
                     await eventually(lambda: "PenstockOldSnapshot" not in watching.firing(), "the end of an alert", timeout=120)
                     await old.close()
                     await sql.close()
+                    loading.cancel()
+                    async with unreachable(databases, url):
+                        await eventually(lambda: "PenstockDatabaseDown" in watching.firing(), "the last alert", timeout=120)
+                    await eventually(lambda: "PenstockDatabaseDown" not in watching.firing(), "its end", timeout=120)
                 finally:
                     loading.cancel()
                     await asyncio.gather(loading, return_exceptions=True)
@@ -197,4 +251,5 @@ async def _load(app: Penstock) -> None:
     while True:
         for _ in range(20):
             await app.enqueue("mail", {"to": "ada"})
+            await app.enqueue("ship", {"to": "ada"})
         await asyncio.sleep(0.2)

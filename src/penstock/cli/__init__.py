@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-_CONFIGURE_THEMSELVES = {"worker", "up", "dequeue", "gearman", "server"}
+_CONFIGURE_THEMSELVES = {"worker", "up", "dequeue", "gearman", "server", "dashboard"}
 
 
 @app.callback()
@@ -73,9 +73,10 @@ def _failed(error: Exception) -> int:
     from penstock.core import logs
 
     if isinstance(error, DatabaseUnavailable):
-        err.print(f"[red]error:[/red] {error.message}", highlight=False)
+        err.print("[red]error:[/red] ", end="")
+        err.print(error.message, markup=False, highlight=False)
         if error.hint:
-            err.print(error.hint, highlight=False)
+            err.print(error.hint, markup=False, highlight=False)
         return 3
     if isinstance(error, PenstockError):
         err.print("[red]error:[/red] ", end="")

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import typer
 
@@ -36,16 +37,16 @@ class Autoscaler:
         names: The job types and pools that they work on; none: all that the app handles.
         low: The fewest.
         high: The most.
-        wait_s: How long a job should wait at most, in seconds.
+        wait: How long a job should wait at most.
         settings: Intervals.
     """
 
     def __init__(
-        self, app: Callable[[], Penstock], names: Sequence[str], low: int, high: int, wait_s: float, settings: Settings
+        self, app: Callable[[], Penstock], names: Sequence[str], low: int, high: int, wait: timedelta, settings: Settings
     ) -> None:
         self._app = app
         self._names = set(names)
-        self._wait_s = wait_s
+        self._wait = wait
         self._interval_s = settings.autoscale_interval.total_seconds()
         self._scale = Autoscale(low, high, settings.autoscale_settle.total_seconds(), settings.autoscale_cooldown.total_seconds())
         self._advice: Sequence[ScaleAdvice] = ()
@@ -65,7 +66,7 @@ class Autoscaler:
         async with app:
             while True:
                 try:
-                    self._advice = [one for one in await app.scale_advice(wait_s=self._wait_s) if one.name in names]
+                    self._advice = [one for one in await app.scale_advice(wait=self._wait) if one.name in names]
                 except PenstockError as error:
                     # The load is not known: all stays as it is.
                     self._advice = ()

@@ -105,7 +105,9 @@ def replay(
 @app.command()
 def export(
     to: Annotated[str, typer.Argument(help="Folder or URI.")],
-    table: Annotated[str, typer.Option(help="archived_jobs or queued_jobs; or of the lake: jobs, attempts, rollups.")] = "jobs",
+    table: Annotated[
+        str, typer.Option(help="archived_jobs or queued_jobs; or of the lake: jobs, attempts, rollups, runs.")
+    ] = "jobs",
     where: Annotated[str | None, typer.Option(help="SQL over the table.")] = None,
     format: Annotated[str, typer.Option(help="What Spark writes: parquet, csv, json, orc.")] = "parquet",
     lake: Annotated[str, typer.Option(help="Name of the lake.")] = "main",

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
+from uuid import UUID
 
 import orjson
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.backend import Backend, with_backend
+from penstock.cli.backend import Backend, group_named, with_backend
 from penstock.cli.output import AsJson, err, moment, out, print_json, say, span
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Enqueued, NewJob
+from penstock.jobs.models import Enqueued, NewJob, When
 
 _BATCH = 5_000
 _FIELDS = {field.name for field in fields(NewJob)}
@@ -43,6 +44,9 @@ def enqueue(
     unique_for: Annotated[str | None, typer.Option(help="Hold it for this time also when the job has ended, such as 1h.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, max=32_767, help="Instead of that of the job type.")] = None,
     time_limit: Annotated[str | None, typer.Option(help="Instead of that of the job type, such as 90s.")] = None,
+    after: Annotated[list[str] | None, typer.Option(help="Id of a job for which it waits; again for each further one.")] = None,
+    when: Annotated[When | None, typer.Option(help="finished: however those jobs end; succeeded: or it is cancelled.")] = None,
+    group: Annotated[str | None, typer.Option(help="Job group of which it is a child, by name or id.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Enqueue a job, or many from a file.
@@ -61,17 +65,19 @@ def enqueue(
         max_attempts,
         None if time_limit is None else span(time_limit),
         None if unique_for is None else span(unique_for),
+        after or None,
+        when,
     )
     if file is not None:
         if data is not None:
             raise InvalidInput("give a payload or a file, not both")
         if id is not None:
             raise InvalidInput("jobs of a file cannot all have one id", hint="Put an id into each line.")
-        with_backend(lambda app: _from_file(app, name, file, job, as_json))
+        with_backend(lambda app: _from_file(app, name, file, job, group, as_json))
         return
 
     async def one(app: Backend) -> Enqueued:
-        return (await app.enqueue_many(name, [job]))[0]
+        return (await app.enqueue_many(name, [await _in_group(app, job, group)]))[0]
 
     receipt = with_backend(one)
     say(receipt, f"{receipt.outcome}: {receipt.id}", as_json)
@@ -85,7 +91,12 @@ def parse_json(text: str | bytes, what: str) -> Any:
         raise InvalidInput(f"{what} is not JSON: {error}", hint='For example: {"shipmentId": "shp_123"}') from None
 
 
-async def _from_file(app: Backend, name: str, file: Path, defaults: NewJob, as_json: bool) -> None:
+async def _in_group(app: Backend, job: NewJob, group: str | None) -> NewJob:
+    return job if group is None else replace(job, group=await group_named(app, group))
+
+
+async def _from_file(app: Backend, name: str, file: Path, defaults: NewJob, group: str | None, as_json: bool) -> None:
+    defaults = await _in_group(app, defaults, group)
     counted: Counter[str] = Counter()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     source: IO[bytes]
@@ -136,6 +147,14 @@ def _job(line: bytes, number: int, defaults: NewJob) -> NewJob:
                 said[name] = parse(str(said[name]))
             except typer.BadParameter as error:
                 raise InvalidInput(f"line {number}: {error}") from None
+    if said.get("group") is not None:
+        try:
+            said["group"] = UUID(str(said["group"]))
+        except ValueError:
+            raise InvalidInput(
+                f"line {number}: group {said['group']!r} is not the id of a job group",
+                hint="--group takes its name, for all lines.",
+            ) from None
     given = {name: value for name, value in said.items() if value is not None or name == "data"}
     for name in ("priority", "max_attempts"):
         if name in given:

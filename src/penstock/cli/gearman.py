@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 
 from penstock.cli.backend import database_app
+from penstock.cli.observing import Log, Metrics, check_log, measured_at, metrics_address
 from penstock.cli.output import out
 from penstock.core import logs
 from penstock.worker.worker import stop_on
@@ -25,17 +27,24 @@ def gearman(
     expose: Annotated[list[str] | None, typer.Option(help="Offer this job type as a Gearman function; may be repeated.")] = None,
     forward: Annotated[list[str] | None, typer.Option(help="Let Gearman workers run this job type; may be repeated.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a foreground fan-out waits.")] = 30,
+    metrics: Metrics = None,
+    log_format: Log = "console",
 ) -> None:
     """Serve subscribe_fanout, unsubscribe_fanout and fanout on gearmands until SIGTERM or Ctrl-C."""
     from penstock.integrations.gearman.bridge import Bridge
     from penstock.integrations.gearman.wire import Server
 
-    logs.configure()
+    check_log(log_format)
+    address = metrics_address(metrics)
+    logs.configure(log_format)
 
     async def run() -> None:
         app = database_app()
-        await app.open(timeout=app.settings.start_timeout)
-        async with app:
+        bridge: Bridge | None = None
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(measured_at(app, address, lambda: bridge.workers if bridge else []))
+            await app.open(timeout=app.settings.start_timeout)
+            await stack.enter_async_context(app)
             app.context.settings = app.settings.model_copy(update={"concurrency": max(app.settings.concurrency, 1_000)})
             bridge = Bridge(
                 app,

@@ -1,4 +1,4 @@
-"""Commands about history: run, report, failures, status, compact; versions and vacuum of Delta tables."""
+"""Commands about history: run, schedule, report, failures, status, compact; versions and vacuum of Delta tables."""
 
 from __future__ import annotations
 
@@ -64,6 +64,32 @@ def run(
 
 
 @app.command()
+def schedule(
+    expression: Annotated[str, typer.Argument(help='When: a cron expression, such as "*/5 * * * *".')],
+    place: Place = None,
+    name: Name = "main",
+    tz: Annotated[str, typer.Option(help="Time zone of the expression.")] = "UTC",
+    max_rows: Annotated[int, typer.Option(min=1, help="Most jobs of a batch.")] = 200_000,
+    delta: Annotated[bool, typer.Option("--delta", help="Keep Delta tables over the same files, from now on.")] = False,
+    master: Master = None,
+) -> None:
+    """Bring what has finished into the lake at these times, until stopped. Each run is a job, of the type history-NAME."""
+    from penstock.spark.history import ScheduledRun, run_scheduled
+
+    penstock = database_app()
+    _, lake = with_database(lambda opened: _prepared(opened, name, place), penstock)
+    run_lake = penstock.spark_job(f"history-{name}", master=master, keep_result=True)(run_scheduled)
+
+    @penstock.cron(expression, tz=tz, name=f"history-{name}-times")
+    async def enqueue() -> None:
+        # A run that waits brings in what finished meanwhile, too.
+        await run_lake.options(unique=lake.uri[-255:]).enqueue(ScheduledRun(lake.name, lake.uri, max_rows, delta))
+
+    with holding(penstock):
+        penstock.run_worker_sync()
+
+
+@app.command()
 def report(
     name: Name = "main",
     last: Last = "1d",
@@ -115,6 +141,34 @@ def failures(name: Name = "main", days: Annotated[int, typer.Option(min=1)] = 7,
 
 
 @app.command()
+def runs(
+    workflow: Annotated[str | None, typer.Argument(help="Name of the workflow; default: all.")] = None,
+    name: Name = "main",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="How many at most.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Runs of workflows that have ended, latest first, also those that were pruned."""
+
+    async def gather(opened: Penstock) -> Any:
+        database = await opened.database()
+        await known_lake(database, name)
+        return await lakes.runs(database, name, workflow, limit)
+
+    found = with_database(gather)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["run", "workflow", "status", "started", "ended", "seconds", "steps", "failed", "retry of"],
+        [
+            (r.name, r.workflow, r.status, r.started_at, r.finished_at, r.duration_s, r.steps, r.failed + r.expired, r.retry_of)
+            for r in found
+        ],
+        empty="no runs in the lake",
+    )
+
+
+@app.command()
 def status(as_json: AsJson = False) -> None:
     """The lakes, and how far each is."""
 
@@ -148,7 +202,7 @@ def compact_lake(place: Place = None, name: Name = "main") -> None:
 def versions(
     place: Place = None,
     name: Name = "main",
-    kind: Annotated[str, typer.Option(help="jobs, attempts or rollups.")] = "jobs",
+    kind: Annotated[str, typer.Option(help="jobs, attempts, rollups or runs.")] = "jobs",
     as_json: AsJson = False,
 ) -> None:
     """The states of a lake with Delta tables, to which a reader can go back."""

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.backend import database_app, require_database, with_database
+from penstock.cli.observing import Log, Metrics, check_log, measured_at, metrics_address
 from penstock.cli.output import AsJson, err, opened, out, print_json, print_table
 from penstock.core import logs
 from penstock.errors import InvalidInput, PenstockError
@@ -26,6 +27,7 @@ users = typer.Typer(help="Users of the HTTP API: list, add, remove.", no_args_is
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(server)
+    app.command()(dashboard)
     app.command()(dequeue)
     app.add_typer(users, name="users")
 
@@ -36,9 +38,18 @@ def server(
     processes: Annotated[int | None, typer.Option(min=1, max=256, help="Server processes.")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
 ) -> None:
-    """Serve the HTTP API until SIGTERM or Ctrl-C."""
+    """Serve the HTTP API and the dashboard until SIGTERM or Ctrl-C."""
     require_database()
     _serve({"host": host, "port": port, "processes": processes, "log_format": log_format})
+
+
+def dashboard(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; elsewhere than on loopback users are needed.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="0: any free one.")] = None,
+) -> None:
+    """Serve the dashboard alone, without the HTTP API, until SIGTERM or Ctrl-C."""
+    require_database()
+    _serve({"host": host, "port": port}, only_dashboard=True)
 
 
 @contextmanager
@@ -62,20 +73,24 @@ def _serve_or_say(given: dict[str, Any]) -> None:
     try:
         _serve(given)
     except PenstockError as error:
-        err.print(f"[red]error:[/red] the HTTP API is not served: {error.message}", highlight=False)
+        err.print("[red]error:[/red] ", end="")
+        err.print(f"the HTTP API is not served: {error.message}", markup=False, highlight=False)
         sys.exit(1)
 
 
-def _serve(given: dict[str, Any]) -> None:
+def _serve(given: dict[str, Any], *, only_dashboard: bool = False) -> None:
     from penstock.http import HttpSettings, serve
 
-    serve(HttpSettings.read(**{name: value for name, value in given.items() if value is not None}), typer.echo)
+    settings = HttpSettings.read(**{name: value for name, value in given.items() if value is not None})
+    serve(settings, typer.echo, only_dashboard=only_dashboard)
 
 
 def dequeue(
     downstream_url: Annotated[str | None, typer.Option(help="The service that does the work; or DOWNSTREAM_URL.")] = None,
     names: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most jobs in flight of this process.")] = None,
+    metrics: Metrics = None,
+    log_format: Log = "console",
 ) -> None:
     """Send jobs to a downstream service and wait for its callbacks, until SIGTERM or Ctrl-C.
 
@@ -86,13 +101,15 @@ def dequeue(
     from penstock.worker.worker import stop_on
 
     require_database()
+    check_log(log_format)
+    address = metrics_address(metrics)
     given = {"url": downstream_url, "concurrency": concurrency}
     settings = DownstreamSettings.read(**{name: value for name, value in given.items() if value is not None})
     settings.require_url()
     if not settings.password.get_secret_value():
         err.print("DOWNSTREAM_WORKER_AUTH is not set: the service is called with an empty password", style="yellow")
 
-    logs.configure()
+    logs.configure(log_format)
     logs.show_payloads(settings.debug_traffic or logs.payloads_shown())
 
     async def run() -> None:
@@ -102,9 +119,13 @@ def dequeue(
         if "shutdown_grace" not in app.settings.model_fields_set:
             update["shutdown_grace"] = timedelta(seconds=10)
         app.context.settings = app.settings.model_copy(update=update)
-        await app.open(timeout=app.settings.start_timeout)
-        async with app:
+        workers: list[DownstreamWorker] = []
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(measured_at(app, address, lambda: workers))
+            await app.open(timeout=app.settings.start_timeout)
+            await stack.enter_async_context(app)
             worker = DownstreamWorker(await app.database(), app.settings, settings, names or [])
+            workers.append(worker)
             stop_on(worker.stop, asyncio.get_running_loop())
             await worker.run()
 

@@ -1,4 +1,4 @@
-"""Commands about jobs: list, show, cancel, replay, one or all that match a filter."""
+"""Commands about jobs: list, show, their steps, cancel, replay, change the priority, of one or all that match a filter."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from penstock import JobRecord, Why
-from penstock.cli.backend import Backend, with_backend
+from penstock import JobRecord, StepRecord, Why
+from penstock.cli.backend import Backend, group_named, with_backend
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.operations import (
     AllMatching,
     DryRun,
     Key,
     OfStatus,
+    OfWorkflow,
     Since,
     Type,
     Until,
@@ -29,7 +30,7 @@ from penstock.cli.output import AsJson, cell, out, print_json, print_table, say
 from penstock.errors import InvalidInput
 from penstock.operations.models import JobFilter
 
-app = typer.Typer(help="Jobs: list, show, cancel, replay.", no_args_is_help=True)
+app = typer.Typer(help="Jobs: list, show, their steps, cancel, replay, change the priority.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="Id of the job, with or without job_.")]
 OneId = Annotated[str | None, typer.Argument(help="Id of the job, with or without job_; or --all-matching.")]
 
@@ -40,11 +41,19 @@ def list_jobs(
     status: Annotated[str | None, typer.Option("--status", "-s", help="Only this status.")] = None,
     key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
     reason: Annotated[str | None, typer.Option(help="Only those that ended for this reason: quarantined.")] = None,
+    workflow: Annotated[
+        str | None, typer.Option("--workflow", "-w", help="Only children of this job group, by name or id.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, latest first."""
-    found = with_backend(lambda penstock: penstock.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
+
+    async def read(penstock: Backend) -> list[JobRecord]:
+        of = None if workflow is None else await group_named(penstock, workflow)
+        return await penstock.find_many(name=name, status=status, key=key, reason=reason, workflow=of, limit=limit)
+
+    found = with_backend(read)
     if as_json:
         print_json(found)
         return
@@ -70,13 +79,13 @@ def list_jobs(
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show everything known of a job."""
 
-    async def read(penstock: Backend) -> tuple[JobRecord, Why | None]:
+    async def read(penstock: Backend) -> tuple[JobRecord, Why | None, list[StepRecord]]:
         job = await penstock.find(id)
-        return job, None if job.status.finished else await penstock.why(id)
+        return job, None if job.status.finished else await penstock.why(id), await penstock.steps(id)
 
-    job, why = with_backend(read)
+    job, why, steps_of_job = with_backend(read)
     if as_json:
-        print_json({**asdict(job), "why": why})
+        print_json({**asdict(job), "why": why, "steps": steps_of_job})
         return
     # A job in progress may wait too: a worker claims jobs of a key ahead.
     waits = None if why is None or why.reason == "running" else str(why)
@@ -86,6 +95,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
         ("unique key", job.unique),
         ("priority", job.priority), ("attempt", f"{job.attempt} of {job.max_attempts}"), ("time limit", job.time_limit),
         ("snoozed", f"{job.snoozes} times" if job.snoozes else None),
+        ("after", ", ".join(map(str, job.after)) or None), ("when", job.when if job.after else None), ("workflow", job.workflow),
         ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
         ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
         ("replayed by", ", ".join(str(replay) for replay in job.replayed_by) or None),
@@ -95,6 +105,8 @@ def show(id: Id, as_json: AsJson = False) -> None:
     for label, value in shown:
         if value is not None:
             out.print(f"[bold]{label:>14}[/bold]  {escape(cell(value))}", highlight=False)
+    for step in steps_of_job:
+        out.print(f"[bold]{'step':>14}[/bold]  {escape(step.name)}: {_line(step)}", highlight=False)
     for line in job.log:
         out.print(f"[bold]{'log':>14}[/bold]  {line.at:%H:%M:%S} ({line.attempt})  {escape(line.line)}", highlight=False)
     for number, error in enumerate(job.errors, 1):
@@ -104,18 +116,86 @@ def show(id: Id, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def steps(
+    id: Id,
+    results: Annotated[bool, typer.Option("--results", help="With what each step returned, or was signalled.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The durable steps of a job: when each was done, its size, and for what the job waits."""
+    found = with_backend(lambda penstock: penstock.steps(id))
+    if as_json:
+        print_json(found)
+        return
+    columns = ["step", "kind", "at", "bytes", "state", "until", *(["result"] if results else [])]
+    rows = [
+        (step.name, step.kind, step.at, step.size, step.about, step.due, *([_result(step)] if results else [])) for step in found
+    ]
+    print_table(columns, rows, empty="no steps: its handler has not called job.step, sleep, wait_for or gather")
+
+
+@app.command()
 def cancel(
     id: OneId = None, all_matching: AllMatching = False, name: Type = None, status: OfStatus = None, key: Key = None,
-    since: Since = None, until: Until = None, dry_run: DryRun = False, wait: Wait = False, as_json: AsJson = False,
+    since: Since = None, until: Until = None, workflow: OfWorkflow = None, dry_run: DryRun = False, wait: Wait = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Cancel a job, or all that match: queued ones at once, of running ones the handlers are told."""
     require_one(id, all_matching)
     if id is None:
         wanted = filter_of(name, status, key, None, None, since, until)
-        on_all_matching("cancel", wanted, dry_run=dry_run, wait=wait, as_json=as_json)
+        on_all_matching("cancel", wanted, workflow=workflow, dry_run=dry_run, wait=wait, as_json=as_json)
         return
     status = with_backend(lambda penstock: penstock.cancel(id))
     say({"id": id, "status": status}, f"{status}: {id}", as_json)
+
+
+@app.command("set-priority")
+def set_priority(
+    priority: Annotated[int, typer.Option("--priority", "-p", min=-100, max=100, help="-100 (first) to 100 (last).")],
+    id: OneId = None,
+    all_matching: AllMatching = False, name: Type = None, status: OfStatus = None, key: Key = None, since: Since = None,
+    until: Until = None, workflow: OfWorkflow = None, dry_run: DryRun = False, wait: Wait = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Give a job that waits, or all that match, another priority within their type. Jobs of pools have none."""
+    require_one(id, all_matching)
+    if id is None:
+        wanted = filter_of(name, status, key, None, None, since, until)
+        on_all_matching("set-priority", wanted, workflow=workflow, dry_run=dry_run, wait=wait, as_json=as_json, priority=priority)
+        return
+    changed = with_backend(lambda penstock: penstock.set_priority(id, priority))
+    said = f"priority {priority}: {id}" if changed else f"left as it is: {id} does not wait in a queue, or has this priority"
+    say({"id": id, "changed": changed}, said, as_json)
+
+
+@app.command("run-now")
+def run_now(
+    id: OneId = None,
+    all_matching: AllMatching = False, name: Type = None, key: Key = None, since: Since = None, until: Until = None,
+    workflow: OfWorkflow = None, dry_run: DryRun = False, wait: Wait = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Make a job, or all that match, due at once: those that wait for their time or for a further attempt."""
+    require_one(id, all_matching)
+    if id is None:
+        wanted = filter_of(name, None, key, None, None, since, until)
+        on_all_matching("run-now", wanted, workflow=workflow, dry_run=dry_run, wait=wait, as_json=as_json)
+        return
+    changed = with_backend(lambda penstock: penstock.run_now(id))
+    said = f"due now: {id}" if changed else f"left as it is: {id} does not wait for its time or for a further attempt"
+    say({"id": id, "changed": changed}, said, as_json)
+
+
+@app.command()
+def signal(
+    id: Id,
+    name: Annotated[str, typer.Argument(help="Name of the signal.")],
+    value: Annotated[str | None, typer.Argument(help="What the handler gets, as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a signal to a job, whose handler waits for it, or will."""
+    sent = None if value is None else parse_json(value, "the value")
+    first = with_backend(lambda penstock: penstock.signal(id, name, sent))
+    said = f"signalled {name}: {id}" if first else f"job {id} has the signal {name} already, or its wait has timed out"
+    say({"id": id, "name": name, "first": first}, said, as_json)
 
 
 @app.command()
@@ -129,8 +209,10 @@ def replay(
     key: Key = None,
     reason: Annotated[str | None, typer.Option(help="With --all-matching: only those that ended for this reason.")] = None,
     error: Annotated[str | None, typer.Option(help="With --all-matching: only this type of the last error.")] = None,
+    signature: Annotated[str | None, typer.Option(help="With --all-matching: only this signature of the last error.")] = None,
     since: Since = None,
     until: Until = None,
+    workflow: OfWorkflow = None,
     dry_run: DryRun = False,
     wait: Wait = False,
     as_json: AsJson = False,
@@ -140,8 +222,8 @@ def replay(
     if id is None:
         if data is not None or force:
             raise InvalidInput("--data and --force are for one job", hint="Leave them out with --all-matching.")
-        wanted = filter_of(name, status, key, reason, error, since, until)
-        on_all_matching("replay", wanted, dry_run=dry_run, wait=wait, as_json=as_json)
+        wanted = filter_of(name, status, key, reason, error, since, until, signature)
+        on_all_matching("replay", wanted, workflow=workflow, dry_run=dry_run, wait=wait, as_json=as_json)
         return
     payload = None if data is None else parse_json(data, "the payload")
     receipt = with_backend(lambda penstock: penstock.replay(id, data=payload, force=force))
@@ -158,3 +240,15 @@ def purge(
 ) -> None:
     """Archive all jobs of a type or pool that wait as cancelled, with the reason purged. Running ones go on."""
     on_all_matching("purge", JobFilter(name=name, key=key), dry_run=dry_run, wait=wait, as_json=as_json)
+
+
+def _line(step: StepRecord) -> str:
+    until = f", until {cell(step.due)}" if step.due is not None and step.state in ("waiting", "begun") else ""
+    size = "" if step.size is None else f", {step.size:,} bytes"
+    return f"{step.about}{until}{size}, {cell(step.at)}"
+
+
+def _result(step: StepRecord) -> str | None:
+    if step.size is not None and step.result is None and step.size > len("null"):
+        return "left out, since the results of this job are large"
+    return None if step.size is None else json.dumps(step.result, separators=(",", ":"), ensure_ascii=False)

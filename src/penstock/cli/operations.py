@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from penstock.cli.backend import Backend, with_backend
+from penstock.cli.backend import Backend, group_named, with_backend
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
 from penstock.errors import InvalidInput
 from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
@@ -20,18 +21,25 @@ OfStatus = Annotated[str | None, typer.Option("--status", "-s", help="With --all
 Key = Annotated[str | None, typer.Option(help="With --all-matching: only this key.")]
 Since = Annotated[datetime | None, typer.Option(help="With --all-matching: enqueued (finished jobs: finished) not before, UTC.")]
 Until = Annotated[datetime | None, typer.Option(help="With --all-matching: enqueued (finished jobs: finished) before, UTC.")]
+OfWorkflow = Annotated[
+    str | None, typer.Option("--workflow", "-w", help="With --all-matching: only children of this job group, by name or id.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="With --all-matching: count the jobs, and change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait", help="With --all-matching: wait for the end of the operation.")]
 _LONGEST_WAIT = timedelta(days=1)
 
 
-def on_all_matching(kind: OperationKind, filter: JobFilter, *, dry_run: bool, wait: bool, as_json: bool) -> None:
-    """Start an operation, or (dry run) preview it, and print what came of it."""
+def on_all_matching(
+    kind: OperationKind, filter: JobFilter, *, workflow: str | None = None, dry_run: bool, wait: bool, as_json: bool,
+    priority: int | None = None,
+) -> None:  # fmt: skip
+    """Start an operation, or (dry run) preview it, and print what came of it. `workflow`: a job group, by name or id."""
 
     async def run(backend: Backend) -> OperationRecord | OperationPreview:
+        wanted = filter if workflow is None else replace(filter, workflow=await group_named(backend, workflow))
         if dry_run:
-            return await backend.operations.preview(kind, filter)
-        started = await backend.operations.start(kind, filter)
+            return await backend.operations.preview(kind, wanted, priority=priority)
+        started = await backend.operations.start(kind, wanted, priority=priority)
         return await backend.operations.wait(started.id, timeout=_LONGEST_WAIT) if wait else started
 
     found = with_backend(run)
@@ -42,7 +50,7 @@ def on_all_matching(kind: OperationKind, filter: JobFilter, *, dry_run: bool, wa
         for id in found.sample:
             out.print(f"  job_{id}", highlight=False)
     else:
-        _print(found)
+        print_operation(found)
 
 
 def require_one(id: str | None, all_matching: bool) -> None:
@@ -56,12 +64,13 @@ def require_one(id: str | None, all_matching: bool) -> None:
 
 def filter_of(
     name: str | None, status: str | None, key: str | None, reason: str | None, error: str | None, since: datetime | None,
-    until: datetime | None,
+    until: datetime | None, signature: str | None = None,
 ) -> JobFilter:  # fmt: skip
     """The filter that the options of a command give. Their times are UTC."""
     from datetime import UTC
 
-    return JobFilter(name, status, key, reason, error, since and since.replace(tzinfo=UTC), until and until.replace(tzinfo=UTC))
+    begin, end = (time and time.replace(tzinfo=UTC) for time in (since, until))
+    return JobFilter(name, status, key, reason, error, begin, end, signature=signature)
 
 
 @app.callback(invoke_without_command=True)
@@ -100,7 +109,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        print_operation(found)
 
 
 @app.command()
@@ -110,19 +119,22 @@ def cancel(id: Id, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        print_operation(found)
 
 
-def _print(record: OperationRecord) -> None:
+def print_operation(record: OperationRecord) -> None:
+    """Print an operation, and how far it is."""
     rows = {
         "does": record.kind,
         "jobs": _conditions(record),
         "state": record.state,
+        **({"phase": record.phase} if record.phase else {}),
         "started": record.started_at,
         "by": record.started_by,
         "finished": record.finished_at,
         "looked at": record.looked_at,
         "done": record.done,
+        **{f"  {kind}": count for kind, count in (record.counts or {}).items()},
         "skipped": record.skipped,
         "failed": record.failed,
         "postponed": record.postponed,

@@ -15,6 +15,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from penstock.errors import InvalidInput
 
@@ -96,13 +97,14 @@ def say(value: Any, text: str, as_json: bool) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
     """Print a table for people, or what to say when it is empty."""
     if not rows:
-        out.print(empty)
+        out.print(empty, markup=False)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=place == 0)
+        table.add_column(Text(column), overflow="fold", no_wrap=place == 0)
     for row in rows:
-        table.add_row(*(cell(value) for value in row))
+        # No value is markup: keys and names may have brackets.
+        table.add_row(*(Text(cell(value)) for value in row))
     out.print(table)
 
 

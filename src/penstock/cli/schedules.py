@@ -87,9 +87,13 @@ def runs(
 
 
 @app.command()
-def run(name: Name, as_json: AsJson = False) -> None:
+def run(
+    name: Name,
+    key: Annotated[str | None, typer.Option(help="Key of the job of the run.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Run a schedule now, beside its times."""
-    id = with_backend(lambda opened: opened.run_schedule(name))
+    id = with_backend(lambda opened: opened.run_schedule(name, key=key))
     say({"name": name, "job_id": id}, f"enqueued: job_{id}" if id is not None else f"requested: a worker runs {name}", as_json)
 
 

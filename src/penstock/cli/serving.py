@@ -22,11 +22,11 @@ from penstock.app import Penstock, load
 from penstock.cli.autoscale import Autoscaler, parse_range
 from penstock.cli.backend import database_app, require_database
 from penstock.cli.http import serving_beside
-from penstock.cli.output import AsJson, err, holding, out, print_json, say
+from penstock.cli.observing import Log, Metrics, check_log, measured_at, metrics_address
+from penstock.cli.output import AsJson, err, holding, out, print_json, say, span
 from penstock.cli.replacing import MaxJobs, MaxMemory, ReplaceAfter, replace_after
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs
-from penstock.core.extras import needs
 from penstock.core.garbage_collection import collect_seldom
 from penstock.core.logs import get_logger
 from penstock.core.measuring import measured
@@ -44,13 +44,6 @@ Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app
 Processes = Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")]
 Names = Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Async handlers at once in a process.")]
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[HOST]:PORT", help="Serve /metrics for Prometheus, /livez and /readyz; on loopback unless HOST is given."
-    ),
-]
-Log = Annotated[str, typer.Option("--log", envvar="PENSTOCK_LOG", help="console or json.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -75,9 +68,7 @@ def worker(
     autoscale: Annotated[
         str | None, typer.Option(metavar="MIN:MAX", help="As many processes as `penstock scale advise` says, within these.")
     ] = None,
-    wait_s: Annotated[
-        float, typer.Option("--wait", min=0.001, help="Seconds that a job should wait at most, with --autoscale.")
-    ] = 5.0,
+    wait: Annotated[str, typer.Option(help="How long a job should wait at most, with --autoscale: 5s, 1m.")] = "5s",
     on: Annotated[str, typer.Option(help="here, or spark: on the executors of a Spark cluster.")] = "here",
     workers: Annotated[int, typer.Option(min=1, max=10_000, help="Workers of the fleet, with --on spark.")] = 1,
     master: Annotated[str | None, typer.Option(help="The cluster, with --on spark; default: local[WORKERS].")] = None,
@@ -90,29 +81,23 @@ def worker(
     for name in names or []:
         if name not in app.consumers:
             app.with_handler(name)
-    if log_format not in ("console", "json"):
-        raise typer.BadParameter(f"{log_format!r} is neither console nor json", param_hint="--log")
+    check_log(log_format)
     limits = None if autoscale is None else parse_range(autoscale)
     if limits is not None and (processes != 1 or on != "here"):
         raise typer.BadParameter("goes with neither --processes nor --on spark", param_hint="--autoscale")
-    if on == "spark":
-        _on_spark(app, target, names or [], concurrency, workers, master, fleet, ship)
-        return
-    if on != "here":
+    if on not in ("here", "spark"):
         raise typer.BadParameter(f"{on!r} is neither here nor spark", param_hint="--on")
+    address = metrics_address(metrics)
+    if on == "spark":
+        logs.configure(log_format)
+        _on_spark(app, target, names or [], concurrency, workers, master, fleet, ship, address, log_format)
+        return
     command = WorkerCommand(target, tuple(names or ()), concurrency, log_format, replace_after(max_jobs, max_memory))
-    address = None
-    if metrics is not None:
-        from penstock.worker.endpoint import parse_address
-
-        address = parse_address(metrics)
-        with needs("metrics", "--metrics"):
-            import prometheus_client  # noqa: F401
     supervised = limits is not None or command.replace_after is not None or reload
     if processes == 1 and not supervised:
         run_worker(command, metrics=address)
         return
-    scaler = None if limits is None else Autoscaler(lambda: load(target), names or [], *limits, wait_s, app.settings)
+    scaler = None if limits is None else Autoscaler(lambda: load(target), names or [], *limits, span(wait), app.settings)
     number = processes if limits is None else limits[0]
     wanted = None if scaler is None else scaler.wanted
     changed = None
@@ -134,7 +119,7 @@ def worker(
 def up(
     target: Annotated[str | None, typer.Argument(metavar="[MODULE:APP]", help="Work for this app too.")] = None,
     processes: Processes = 1,
-    http: Annotated[bool, typer.Option("--http", help="Serve the HTTP API too.")] = False,
+    http: Annotated[bool, typer.Option("--http", help="Serve the HTTP API and the dashboard too.")] = False,
     port: Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Of --http; 0: any free one.")] = None,
 ) -> None:
     """Run everything here: the database (embedded unless one is configured), its schema, a worker for an app, the HTTP API."""
@@ -278,16 +263,16 @@ def run_worker(command: WorkerCommand, told: Told | None = None, *, metrics: tup
         working: Worker | None = None
         try:
             async with AsyncExitStack() as stack:
-                reports = None if told is None else told.reports
-                if reports is not None or metrics is not None:
+
+                def workers() -> list[Worker]:
+                    return [] if working is None else [working]
+
+                if told is not None and told.reports is not None:
                     from penstock.cli import worker_metrics
 
                     meter = stack.enter_context(measured())
-                    if reports is not None:
-                        stack.enter_context(worker_metrics.reporting(reports, meter, lambda: working))
-                    if metrics is not None:
-                        url = await app.start_server()
-                        stack.enter_context(worker_metrics.of_process(app, url, metrics, meter, lambda: working))
+                    stack.enter_context(worker_metrics.reporting(told.reports, meter, workers))
+                await stack.enter_async_context(measured_at(app, metrics, workers))
                 await app.open(timeout=app.settings.start_timeout)
                 await stack.enter_async_context(app)
                 working = await app.worker(*command.names)
@@ -326,6 +311,8 @@ def _on_spark(
     master: str | None,
     fleet: str | None,
     ship: Path | None,
+    metrics: tuple[str, int] | None,
+    log_format: str,
 ) -> None:
     from penstock.spark import fleet as fleets
     from penstock.spark import session
@@ -340,7 +327,10 @@ def _on_spark(
     chosen = master or f"local[{workers},100000]"
     with holding(app):
         spark = session(master=chosen, app_name=f"penstock workers {target}", config=config)
-        fleets.run(spark, found, target, workers=workers, fleet=fleet, names=names, concurrency=concurrency, ship=ship)
+        fleets.run(
+            spark, found, target, workers=workers, fleet=fleet, names=names, concurrency=concurrency, ship=ship,
+            metrics=metrics, log_format=log_format,
+        )  # fmt: skip
         spark.stop()
 
 

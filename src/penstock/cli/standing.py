@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.backend import with_backend, with_pool
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, print_json, print_table, say
+from penstock.cli.output import AsJson, print_json, print_table, say, span
 from penstock.cli.pools import Key, Name, pool_commands
 from penstock.errors import NotFound
 from penstock.pools.models import StandingState
@@ -83,11 +83,11 @@ def notify(name: Name, key: Key, message: Data, as_json: AsJson = False) -> None
 
 
 def advise(
-    wait_s: Annotated[float, typer.Option("--wait", min=0.001, help="Seconds that a job should wait at most.")] = 5.0,
+    wait: Annotated[str, typer.Option(help="How long a job should wait at most: 5s, 1m.")] = "5s",
     as_json: AsJson = False,
 ) -> None:
     """For each job type: how long jobs wait, how long the backlog takes at the recent rate, and how many workers it needs."""
-    advice = with_backend(lambda app: app.scale_advice(wait_s=wait_s))
+    advice = with_backend(lambda app: app.scale_advice(wait=span(wait)))
     if as_json:
         print_json(advice)
         return

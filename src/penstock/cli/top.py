@@ -1,15 +1,26 @@
-"""`penstock top`: what fills the queue."""
+"""`penstock top`: the overview of the dashboard in a terminal, and what fills the queue."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.backend import with_backend
-from penstock.cli.output import AsJson, out, print_json, print_table
+from penstock.cli.backend import Backend, with_backend
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.errors import DatabaseUnavailable
 
-app = typer.Typer(help="What fills the queue: types, keys.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from penstock.worker.overview import Overview
+
+app = typer.Typer(help="How everything is doing, live; and what fills the queue: types, keys.", invoke_without_command=True)
+_EVERY_S = 3.0
+# What takes long to read is read seldom: at most a hundredth of the time, and yet within minutes.
+_SHARE = 100.0
+_LONGEST_S = 300.0
+_SHOWN = 15
 Order = Annotated[
     str,
     typer.Option(
@@ -19,6 +30,56 @@ Order = Annotated[
 ]
 Type = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Most lines: 1 to 1000.")]
+
+
+@app.callback(invoke_without_command=True)
+def overview(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How everything is doing, live; and what fills the queue: types, keys."""
+    if pass_on_json(context, as_json):
+        return
+    if context.invoked_subcommand is not None:
+        return
+    if as_json:
+        print_json(with_backend(lambda backend: backend.overview()))
+    elif once or not out.is_terminal:
+        from penstock.cli.overview import screen
+
+        found = with_backend(lambda backend: backend.overview())
+        out.print(screen(found, _SHOWN))
+    else:
+        try:
+            with_backend(_follow)
+        except KeyboardInterrupt:
+            return
+
+
+async def _follow(backend: Backend) -> None:
+    """Show the overview until Ctrl-C."""
+    from rich.live import Live
+
+    from penstock.cli.overview import screen
+
+    found: Overview | None = None
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            problem = ""
+            try:
+                found = await backend.overview()
+            except DatabaseUnavailable as error:
+                problem = error.message
+            if found is not None or problem:
+                live.update(screen(found, max(out.height - 16, 3), problem), refresh=True)
+            await asyncio.sleep(pause_after(time.monotonic() - began, failed=bool(problem)))
+
+
+def pause_after(took_s: float, *, failed: bool) -> float:
+    """For how many seconds the overview stays as it is. `failed`: it could not be read, however long that took."""
+    return _EVERY_S if failed else max(_EVERY_S, min(_SHARE * took_s, _LONGEST_S))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from penstock.topics.models import NewMessage
 app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Topic.")]
 _BATCH = 1_000
-_FIELDS = {"data", "id", "unique", "run_after", "expires_at"}
+_FIELDS = {"data", "id", "key", "unique", "run_after", "expires_at"}
 Client = Annotated[str, typer.Argument(help="Client id: names the subscriber within the topic.")]
 
 
@@ -32,8 +32,8 @@ def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["name", "subscribers", "last message", "published", "stored", "bytes", "keeps"],
-        [(t.name, t.subscribers, t.last_seq, t.last_published_at, t.messages, t.bytes, t.keep) for t in found],
+        ["name", "subscribers", "last message", "published", "stored", "bytes", "catch up"],
+        [(t.name, t.subscribers, t.last_seq, t.last_published_at, t.messages, t.bytes, t.catch_up) for t in found],
         empty="no topics yet",
     )
 
@@ -41,13 +41,13 @@ def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command()
 def create(
     name: Name,
-    keep: Annotated[int | None, typer.Option(min=0, help="Messages that a new subscriber gets.")] = None,
+    catch_up: Annotated[int | None, typer.Option(min=0, help="Messages that a new subscriber gets.")] = None,
     encrypted: Annotated[
         bool, typer.Option("--encrypted", help="Store messages encrypted: only applications with keys publish and receive them.")
     ] = False,
 ) -> None:
-    """Create a topic, or change how many messages it keeps for new subscribers, or encrypt what is published from now on."""
-    with_backend(lambda backend: backend.topic(name, keep=keep, encrypted=encrypted).declare())
+    """Create a topic, or change how many earlier messages new subscribers get, or encrypt what is published from now on."""
+    with_backend(lambda backend: backend.topic(name, catch_up=catch_up, encrypted=encrypted).declare())
     out.print(f"created: {name}", highlight=False)
 
 
@@ -59,6 +59,7 @@ def publish(
         Path | None, typer.Option("--file", "-f", help='NDJSON, a message a line: {"data": ...}; - for standard input.')
     ] = None,
     id: Annotated[str | None, typer.Option(help="Identity; the same id again is the same message.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the copies.")] = None,
     unique: Annotated[str | None, typer.Option(help="Coalescing key, for each subscriber.")] = None,
     run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
     expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
@@ -67,11 +68,11 @@ def publish(
 ) -> None:
     """Publish a message, or many from a file, to all subscribers of a topic.
 
-    With --wait the exit code is 1 unless all of them succeeded. A line of a file is an object with data, id, unique, run_after,
-    expires_at, each optional.
+    With --wait the exit code is 1 unless all of them succeeded. A line of a file is an object with data, id, key, unique,
+    run_after, expires_at, each optional.
     """
     if file is not None:
-        if data is not None or id or unique or run_after or expires_at or wait:
+        if data is not None or id or key or unique or run_after or expires_at or wait:
             raise InvalidInput("what a file publishes is said in its lines", hint="Give a file, or a payload with its options.")
         count = with_topic(name, lambda topic: _publish_file(topic, file))
         out.print(f"{count:,} published" if not as_json else orjson.dumps({"published": count}).decode(), highlight=False)
@@ -82,6 +83,7 @@ def publish(
         lambda topic: topic.publish(
             parse_json("{}" if data is None else data, "the payload"),
             id=id,
+            key=key,
             unique=unique,
             run_after=moment(run_after) if run_after else None,
             expires_at=moment(expires_at) if expires_at else None,

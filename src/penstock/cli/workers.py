@@ -33,7 +33,8 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
             "host",
             "pid",
             "fleet",
-            "job types",
+            "version",
+            "works on",
             "in flight",
             "places",
             "seen",
@@ -48,7 +49,8 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
                 w.host,
                 w.pid,
                 w.fleet,
-                ", ".join(w.names),
+                w.code_version or (w.version and f"Penstock {w.version}"),
+                "\n".join(_works_on(w)),
                 w.in_flight,
                 w.concurrency,
                 w.seen_at,
@@ -60,6 +62,15 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
         ],
         empty="no workers: penstock worker MODULE:APP",
     )
+
+
+def _works_on(worker: WorkerRecord) -> list[str]:
+    """A line for each kind of what it works on."""
+    kinds = [
+        ("types", worker.names), ("pools", worker.pools), ("topics", worker.topics), ("consumers", worker.consumers),
+        ("schedules", worker.schedules), ("leader", worker.leader_tasks),
+    ]  # fmt: skip
+    return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
 
 
 def _blocked(worker: WorkerRecord) -> str | None:

@@ -18,13 +18,16 @@ from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
-from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, NewJob, make_id
+from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, GroupReference, NewJob, group_id, jobs_after, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
+from penstock.jobs.steps import StepRecord
 from penstock.jobs.top import TopRecord, check_top
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
+from penstock.worker.overview import Overview
+from penstock.workflows.models import JobGroupRecord, OnFailure, WorkflowRunRecord, WorkflowStepRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
@@ -96,6 +99,10 @@ def _options(job: NewJob) -> dict[str, Any]:
     fields: dict[str, Any] = {"key": job.key, "priority": job.priority or None, "unique": job.unique}
     fields |= {"run_after": at(job.run_after), "expires_at": at(job.expires_at)}
     for name, value in job.own.items():
+        if name == "group":
+            value = str(group_id(value))
+        elif name == "after":
+            value = [f"job_{id}" for id in jobs_after(value)]
         fields[OWN_FIELDS[name]] = value.total_seconds() if isinstance(value, timedelta) else value
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -124,17 +131,24 @@ def why(id: UUID | str) -> Call[Why]:
     return Call("GET", f"/v1/jobs/job_{parse_id(id)}", parse, params={"details": "true"})
 
 
-def find_many(name: str | None, status: Status | str | None, key: str | None, reason: str | None = None) -> list[Call[Page]]:
+def find_many(
+    name: str | None,
+    status: Status | str | None,
+    key: str | None,
+    reason: str | None = None,
+    workflow: GroupReference | None = None,
+) -> list[Call[Page]]:
     """The first pages of the lists that can have such jobs."""
     wanted = None if status is None else str(status)
-    given = {"name": name, "status": wanted, "key": key, "reason": reason, "details": "true"}
+    of = None if workflow is None else str(group_id(workflow, "workflow"))
+    given = {"name": name, "status": wanted, "key": key, "reason": reason, "workflow": of, "details": "true"}
     params = {field: value for field, value in given.items() if value is not None}
     queued, archived = (Call("GET", f"/v1/{kind}-jobs", _page, params=params) for kind in ("queued", "archived"))
     if reason is not None:
         return [archived]
     if wanted is None:
         return [queued, archived]
-    return [queued] if wanted in (Status.QUEUED, Status.IN_PROGRESS) else [archived]
+    return [queued] if wanted in (Status.WAITING, Status.QUEUED, Status.IN_PROGRESS) else [archived]
 
 
 def _page(response: httpx.Response) -> Page:
@@ -168,6 +182,33 @@ def result(name: str, id: UUID | str, wait_s: float) -> Call[Result]:
 def cancel(id: UUID | str) -> Call[str]:
     """Cancel."""
     return Call("POST", f"/v1/jobs/job_{parse_id(id)}/cancel", lambda response: str(json_of(response)["status"]))
+
+
+def signal(id: UUID | str, name: str, value: Any) -> Call[bool]:
+    """Signal. It can be repeated: the first one of a name counts, and the repeated one may be told that it was not the first."""
+    return Call(
+        "POST",
+        f"/v1/jobs/job_{parse_id(id)}/signals/{quoted(name)}",
+        lambda response: bool(json_of(response)["first"]),
+        {"value": orjson.Fragment(dump_json(value, f"the signal {name}"))},
+        repeatable=False,
+    )
+
+
+def steps(id: UUID | str) -> Call[list[StepRecord]]:
+    """The durable steps of a job."""
+    return Call("GET", f"/v1/jobs/job_{parse_id(id)}/steps", reader(list[StepRecord]))
+
+
+def set_priority(id: UUID | str, priority: int) -> Call[bool]:
+    """Another priority."""
+    body = {"priority": priority}
+    return Call("POST", f"/v1/jobs/job_{parse_id(id)}/priority", lambda response: bool(json_of(response)["changed"]), body)
+
+
+def run_now(id: UUID | str) -> Call[bool]:
+    """Make a deferred job due."""
+    return Call("POST", f"/v1/jobs/job_{parse_id(id)}/run-now", lambda response: bool(json_of(response)["changed"]))
 
 
 def replay(id: UUID | str, new_id: UUID | str | None, data: Any = None, force: bool = False) -> Call[Enqueued]:
@@ -210,6 +251,11 @@ def workers() -> Call[list[WorkerRecord]]:
     return Call("GET", "/v1/workers", reader(list[WorkerRecord]))
 
 
+def overview() -> Call[Overview]:
+    """How everything is doing."""
+    return Call("GET", "/v1/overview", reader(Overview))
+
+
 def drain_worker(id: str) -> Call[str]:
     """Let a worker of a fleet stop."""
     return Call("POST", f"/v1/workers/{quoted(id)}/drain", lambda response: str(json_of(response)["fleet"]))
@@ -248,6 +294,61 @@ def drop_job_type(name: str, force: bool) -> Call[None]:
     return Call("DELETE", f"/v1/jobs/{quoted(name)}", lambda _: None, params={"force": "true"} if force else {}, repeatable=False)
 
 
+def job_groups(open: bool, limit: int) -> Call[list[JobGroupRecord]]:
+    """Job groups, latest first."""
+    params = {"limit": str(limit)} | ({"open": "true"} if open else {})
+    return Call("GET", "/v1/workflows", reader(list[JobGroupRecord]), params=params)
+
+
+def find_group(group: UUID | str) -> Call[JobGroupRecord]:
+    """One job group."""
+    return Call("GET", f"/v1/workflows/{quoted(str(group))}", reader(JobGroupRecord))
+
+
+def open_group(name: str, then: str | None, then_data: Any, on_failure: OnFailure, parent: UUID | None) -> Call[JobGroupRecord]:
+    """Open a job group."""
+    body = {"name": name, "then": then, "then_data": then_data, "on_failure": on_failure, "parent": parent and str(parent)}
+    return Call("POST", "/v1/workflows", reader(JobGroupRecord), body)
+
+
+def change_group(group: UUID | str, change: str) -> Call[JobGroupRecord]:
+    """Seal or cancel a job group."""
+    return Call("POST", f"/v1/workflows/{quoted(str(group))}/{change}", reader(JobGroupRecord), {})
+
+
+def start_workflow(run: str, workflow: str, steps: list[dict[str, Any]], on_failure: OnFailure) -> Call[WorkflowRunRecord]:
+    """Start a run of a workflow."""
+    body = {"workflow": workflow, "steps": steps, "on_failure": on_failure}
+    return Call("POST", f"/v1/workflow-runs/{quoted(run)}/start", reader(WorkflowRunRecord), body)
+
+
+def workflow_runs(workflow: str | None, open: bool, limit: int) -> Call[list[WorkflowRunRecord]]:
+    """Runs of workflows, latest first."""
+    params = {"limit": str(limit)} | ({"open": "true"} if open else {}) | ({} if workflow is None else {"workflow": workflow})
+    return Call("GET", "/v1/workflow-runs", reader(list[WorkflowRunRecord]), params=params)
+
+
+def find_workflow_run(run: UUID | str) -> Call[WorkflowRunRecord]:
+    """One run of a workflow."""
+    return Call("GET", f"/v1/workflow-runs/{quoted(str(run))}", reader(WorkflowRunRecord))
+
+
+def workflow_steps(run: UUID | str) -> Call[list[WorkflowStepRecord]]:
+    """The steps of a run."""
+    return Call("GET", f"/v1/workflow-runs/{quoted(str(run))}/steps", reader(list[WorkflowStepRecord]))
+
+
+def cancel_workflow(run: UUID | str) -> Call[WorkflowRunRecord]:
+    """Cancel a run."""
+    return Call("POST", f"/v1/workflow-runs/{quoted(str(run))}/cancel", reader(WorkflowRunRecord), {})
+
+
+def retry_workflow(run: UUID | str, from_step: str | None, id: str | None) -> Call[WorkflowRunRecord]:
+    """Retry a run."""
+    body = {"from_step": from_step, "id": id}
+    return Call("POST", f"/v1/workflow-runs/{quoted(str(run))}/retry", reader(WorkflowRunRecord), body)
+
+
 def list_schedules() -> Call[list[ScheduleRecord]]:
     """All schedules."""
     return Call("GET", "/v1/schedules", reader(list[ScheduleRecord]))
@@ -259,14 +360,14 @@ def schedule_runs(name: str, status: Status | str | None, limit: int) -> Call[li
     return Call("GET", f"/v1/schedules/{quoted(name)}/runs", reader(list[ScheduleRun]), params=params)
 
 
-def run_schedule(name: str) -> Call[UUID | None]:
+def run_schedule(name: str, key: str | None) -> Call[UUID | None]:
     """Run a schedule now. Not repeated: the second time its run may not have ended."""
 
     def parse(response: httpx.Response) -> UUID | None:
         id = json_of(response)["job_id"]
         return None if id is None else parse_id(id)
 
-    return Call("POST", f"/v1/schedules/{quoted(name)}/run", parse, repeatable=False)
+    return Call("POST", f"/v1/schedules/{quoted(name)}/run", parse, {} if key is None else {"key": key}, repeatable=False)
 
 
 def drop_schedule(name: str) -> Call[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -38,9 +38,9 @@ def drop_pool(name: str, force: bool) -> Call[None]:
     return Call("DELETE", _path(name), lambda _: None, params={"force": "true"} if force else {}, repeatable=False)
 
 
-def scale_advice(wait_s: float) -> Call[list[ScaleAdvice]]:
+def scale_advice(wait: timedelta) -> Call[list[ScaleAdvice]]:
     """How many workers each type needs."""
-    params = {"wait_s": str(wait_s)}
+    params = {"wait_s": str(wait.total_seconds())}
     return Call("GET", "/v1/scale", reader(list[ScaleAdvice]), params=params)
 
 

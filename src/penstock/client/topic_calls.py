@@ -33,21 +33,21 @@ def details(topic: str) -> Call[TopicRecord]:
     return Call("GET", path_of(topic), reader(TopicRecord))
 
 
-def declare(topic: str, keep: int | None, encrypted: bool | None = None) -> Call[None]:
+def declare(topic: str, catch_up: int | None, encrypted: bool | None = None) -> Call[None]:
     """Make or change a topic."""
-    body = {"name": topic, "keep": keep, "encrypted": encrypted}
+    body = {"name": topic, "catch_up": catch_up, "encrypted": encrypted}
     return Call("POST", "/v1/topics", lambda _: None, {name: value for name, value in body.items() if value is not None})
 
 
 def publish(
     topic: str, data: Any, id: UUID | str | None, unique: str | None, run_after: datetime | timedelta | None,
-    expires_at: datetime | timedelta | None, background: bool, timeout_s: float,
+    expires_at: datetime | timedelta | None, background: bool, timeout_s: float, key: str | None,
 ) -> Call[Published]:  # fmt: skip
     """Publish. The id is made here, so that it can be repeated."""
     new_id = make_id() if id is None else parse_id(id)
     body = {
         "data": {} if data is None else data, "id": str(new_id), "unique": unique, "run_after": _moment(run_after),
-        "expires_at": _moment(expires_at), "background": background, "timeout": f"{timeout_s:.3f}s",
+        "expires_at": _moment(expires_at), "background": background, "timeout": f"{timeout_s:.3f}s", "key": key,
     }  # fmt: skip
     return Call(
         "POST", path_of(topic, "messages"), reader(Published), {name: value for name, value in body.items() if value is not None}
@@ -102,6 +102,7 @@ def _line(message: NewMessage[Any]) -> bytes:
         "data": orjson.Fragment(dump_json(message.data, "a message")),
         "id": str(make_id() if message.id is None else parse_id(message.id)),
         "unique": message.unique, "run_after": _moment(message.run_after), "expires_at": _moment(message.expires_at),
+        "key": message.key,
     }  # fmt: skip
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})
 

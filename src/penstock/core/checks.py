@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from penstock.errors import InvalidInput
 
+P = ParamSpec("P")
+T = TypeVar("T")
 LONGEST_SPAN = timedelta(days=366_000)
 """The longest span of time from now: a thousand years, which PostgreSQL and Python can both add to a time."""
 # As the database checks it. Which characters beyond ASCII are white space is for the database to say.
@@ -112,6 +116,27 @@ def check_names(what: str, given: Mapping[str, Any], known: Iterable[str]) -> No
                 f"{what} has no option {name} (it was given {value!r:.100})",
                 hint=did_you_mean(name, names) or f"Its options are {', '.join(names)}.",
             )
+
+
+def refusing_unknown(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator of a declaration whose options are its parameters: `check_names` for options that it does not have.
+
+    Args:
+        what: What is declared, for the message: "a topic".
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        parameters = inspect.signature(function).parameters
+        options = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            check_names(what, {name: value for name, value in kwargs.items() if name not in parameters}, options)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def check_documentation(name: str, docs_url: Any, owner: Any) -> None:

@@ -3,7 +3,7 @@
 A user who may write into a parent folder can put a link, or a folder of their own, where Penstock expects its own. A check by
 path followed by a change by path is a race that this user can win. Penstock therefore opens a folder without following a link,
 checks it through that descriptor, and changes it through the same descriptor. This module imports nothing of Penstock, because
-the supervisor of the embedded server loads it by its path.
+the supervisor of the embedded server, which is to be small, imports it.
 """
 
 from __future__ import annotations

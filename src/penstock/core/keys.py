@@ -11,7 +11,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import BaseModel
 
@@ -19,6 +19,14 @@ from penstock.core.checks import did_you_mean
 from penstock.errors import InvalidInput
 
 KeyOf = Callable[[Any], str | None]
+if TYPE_CHECKING:
+    from typing import _SpecialForm
+
+    PayloadForm: TypeAlias = types.UnionType | _SpecialForm
+else:
+    PayloadForm = Any
+"""Payload types that are no classes, as type checkers see them: `A | B`, `Annotated[...]`. Their key functions take anything; an
+overload that said so of every payload type would let mypy accept functions that do not fit a class."""
 _MISSING: Any = object()
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, list, tuple, set, frozenset)
 

@@ -19,6 +19,17 @@ meter: Meter | None = None
 _meters: list[Meter] = []
 
 
+def measure() -> Meter:
+    """The meter of this process; from now on it measures itself for as long as it lives."""
+    from penstock.core.meter import Meter
+
+    global meter
+    if meter is None:
+        meter = Meter()
+        _meters.append(meter)
+    return meter
+
+
 @contextmanager
 def measured() -> Iterator[Meter]:
     """Measure this process while the block lasts. Workers that start in the block are measured."""
@@ -31,4 +42,5 @@ def measured() -> Iterator[Meter]:
         yield own
     finally:
         _meters.remove(own)
+        own.close()
         meter = _meters[-1] if _meters else None

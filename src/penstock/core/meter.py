@@ -1,8 +1,7 @@
 """The metrics of one process, by the names of docs/metrics.md.
 
-What is counted once for a batch is a counter or histogram of prometheus-client. The times of each job are not: an `observe` of
-that library for each would cost a worker a tenth of its throughput. The executor appends a tuple for each attempt that ended, and
-they are folded into the buckets many at a time, by functions that are written in C.
+What is counted once for a batch is a counter or histogram of prometheus-client. The times of each job come from the tallies that
+the meter follows (`tally.py`).
 
 Labels are bounded. Job types, streams, groups and topics are names that users make, so the first thousand of each have series of
 their own, and all others share one with the name "others". No label is an id, a key or a text of a payload.
@@ -10,70 +9,22 @@ their own, and all others share one with the name "others". No label is an id, a
 
 from __future__ import annotations
 
-import operator
-import threading
-import time
-from bisect import bisect_left, bisect_right
 from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock._version import __version__
+from penstock.core.tally import OTHERS, REFUSED, TIMES, BoundedNames, Ended, Tally, buckets, observe
 from penstock.errors import DatabaseUnavailable, PenstockError
 
-OTHERS = "others"
-_MOST_NAMES = 1_000
-_TIMES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 K = TypeVar("K", bound=tuple[str, ...])
-# Of so many attempts and more that are counted together, only the waits of about so many are.
-_MOST_WAITS = 32
-# Of a callback for a job that is not there the type may be anything: it is no label.
-_REFUSED = frozenset(("stale", "unknown"))
 _EXPECTED = ("succeeded", "retried", "failed", "quarantined")
-
-
-class Timed(Protocol):
-    """A claimed job, with its times by the clock of the database."""
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was enqueued."""
-
-    @property
-    def run_after(self) -> datetime:
-        """The time before which it could not run."""
-
-
-Ended: TypeAlias = tuple[str, str, Timed, float, float]
-"""An attempt that ended: job type, outcome, the job, when it got its place and when it ended (both by the monotonic clock)."""
-
-
-class BoundedNames:
-    """Names as values of a label: the first ones that come as they are, all others as "others".
-
-    Args:
-        most: Number of names that have a value of their own.
-    """
-
-    def __init__(self, most: int = _MOST_NAMES) -> None:
-        self._most = most
-        self._names: set[str] = set()
-
-    def label(self, name: str) -> str:
-        """The value of the label for a name."""
-        if name in self._names:
-            return name
-        if len(self._names) < self._most:
-            self._names.add(name)
-            return name
-        return OTHERS
 
 
 class Times(Collector):
@@ -89,7 +40,6 @@ class Times(Collector):
     def __init__(self, name: str, help: str, labels: Sequence[str], names: BoundedNames) -> None:
         self._name, self._help, self._labels = name, help, labels
         self._names = names
-        # Counts of each bucket, the last one for what is longer than all bounds, then the sum.
         self._series: dict[tuple[str, ...], list[float]] = {}
 
     def observe(self, labels: tuple[str, ...], times: Sequence[float], weight: float = 1.0) -> None:
@@ -97,27 +47,20 @@ class Times(Collector):
         series = self._series.get(labels)
         if series is None:
             labels = (self._names.label(labels[0]), *labels[1:])
-            series = self._series.setdefault(labels, [0.0] * (len(_TIMES) + 2))
-        series[-1] += sum(times) * weight
-        begin = 0
-        while begin < len(times):
-            # As many as are in the bucket of the shortest of those that are left.
-            bucket = bisect_left(_TIMES, times[begin])
-            end = bisect_right(times, _TIMES[bucket], begin) if bucket < len(_TIMES) else len(times)
-            series[bucket] += (end - begin) * weight
-            begin = end
+            series = self._series.setdefault(labels, buckets())
+        observe(series, times, weight)
 
     def collect(self) -> Iterable[Metric]:
         """See `prometheus_client`."""
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for labels, series in list(self._series.items()):
             seen, total = 0.0, 0.0
-            buckets: list[tuple[str, float]] = []
-            for bound, count in zip((*_TIMES, float("inf")), series, strict=False):
+            bounded: list[tuple[str, float]] = []
+            for bound, count in zip((*TIMES, float("inf")), series, strict=False):
                 seen += count
-                buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), seen))
+                bounded.append(("+Inf" if bound == float("inf") else str(float(bound)), seen))
             total = series[-1]
-            family.add_metric(list(labels), buckets, total)
+            family.add_metric(list(labels), bounded, total)
         yield family
 
 
@@ -158,16 +101,13 @@ class Meter:
 
     Attributes:
         registry: All of them.
-        ended: Attempts that ended, to which the executor appends.
+        ended: Attempts that ended and belong to no tally that it follows.
         times: The histograms of the times of each job.
-        clock_ahead_s: Seconds that the database's clock is ahead of this machine's, as far as is known.
     """
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self._types, self._streams, self._groups = BoundedNames(), BoundedNames(), BoundedNames()
-        self.clock_ahead_s = 0.0
-        self._wall = time.time() - time.monotonic()
         self._wait = Times(
             "penstock_job_wait_seconds",
             "Time from when a job could run to its start; counted when the attempt ends.",
@@ -177,8 +117,10 @@ class Meter:
         self._run = Times(
             "penstock_job_run_seconds", "Time that an attempt ran, by its outcome.", ["type", "outcome"], self._types
         )
-        self.ended: list[Ended] = []
-        self._folding = threading.Lock()
+        self._tallies: list[Tally] = []
+        own = Tally()
+        self.ended: list[Ended] = own.ended
+        self.follow(own)
         self.times = Gauges(self._times)
         registry.register(self.times)
         registry.register(Gauges(lambda: [info()]))
@@ -216,35 +158,27 @@ class Meter:
         yield from self._wait.collect()
         yield from self._run.collect()
 
+    def follow(self, tally: Tally) -> None:
+        """Count the times of a tally, from now on."""
+        if tally not in self._tallies:
+            self._tallies.append(tally)
+            tally.follow(self)
+
+    def close(self) -> None:
+        """Follow no tally any more."""
+        for tally in self._tallies:
+            tally.leave(self)
+        self._tallies.clear()
+
     def fold(self) -> None:
         """Count the attempts that ended. May be called from any thread."""
-        with self._folding:
-            ended = self.ended[:]
-            del self.ended[: len(ended)]
-            if not ended:
-                return
-            names, outcomes, jobs, since, until = zip(*ended, strict=True)
-            if len(set(names)) == 1 and len(set(outcomes)) == 1:
-                self._count(names[0], outcomes[0], jobs, since, until)
-                return
-            groups: dict[tuple[str, str], list[Ended]] = {}
-            for one in ended:
-                groups.setdefault(one[:2], []).append(one)
-            for (name, outcome), group in groups.items():
-                _, _, jobs, since, until = zip(*group, strict=True)
-                self._count(name, outcome, jobs, since, until)
+        for tally in list(self._tallies):
+            tally.fold()
 
-    def _count(self, name: str, outcome: str, jobs: Sequence[Timed], since: Sequence[float], until: Sequence[float]) -> None:
-        """Count attempts of one type with one outcome."""
-        self._run.observe((name, outcome), sorted(map(operator.sub, until, since)))
-        # Times of jobs are by the clock of the database. To convert them costs more than all else: of many, a part is enough.
-        step = 1 + len(jobs) // _MOST_WAITS
-        ahead = self._wall + self.clock_ahead_s
-        waits = [
-            max(began + ahead - max(job.run_after, job.created_at).timestamp(), 0.0)
-            for job, began in zip(jobs[::step], since[::step], strict=True)
-        ]
-        self._wait.observe((name, outcome), sorted(waits), len(jobs) / len(waits))
+    def timed(self, name: str, outcome: str, runs: Sequence[float], waits: Sequence[float], weight: float) -> None:
+        """See `penstock.core.tally.Follower`."""
+        self._run.observe((name, outcome), runs)
+        self._wait.observe((name, outcome), waits, weight)
 
     def claimed(self, jobs: int, seconds: float) -> None:
         """A source was asked for jobs."""
@@ -257,7 +191,7 @@ class Meter:
         succeeded, unlike = Counted(names), Counted(others)
         for (name, outcome), results in unlike.items():
             succeeded[name] -= results
-            if outcome in _REFUSED:
+            if outcome in REFUSED:
                 self._stale.inc(results)
             else:
                 self._settled.labels(self._types.label(name), outcome).inc(results)
@@ -266,7 +200,6 @@ class Meter:
                 self._settled.labels(self._types.label(name), "succeeded").inc(results)
         self._settle_s.observe(seconds)
         self._settle_jobs.observe(len(names))
-        self.fold()
 
     def expect(self, names: Iterable[str]) -> None:
         """Show job types that this process works on from the start, so that the first failure is an increase from zero."""

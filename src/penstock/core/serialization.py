@@ -165,7 +165,11 @@ def load_json(text: str) -> Any:
         # orjson turns integers beyond 64 bits into doubles. Such an integer has at least 19 digits in a row; where no such run
         # exists, orjson is exact, and several times as fast as a parser that is always exact. A run of 19 digits covers one of
         # every 19th characters, which are checked first, because this code runs for each job and each event.
-        if _DIGIT not in text[18::19].encode().translate(_DIGITS) or _LONG not in text.encode().translate(_DIGITS):
+        if (
+            len(text) < 19
+            or _DIGIT not in text[18::19].encode().translate(_DIGITS)
+            or _LONG not in text.encode().translate(_DIGITS)
+        ):
             return orjson.loads(text)
         return json.loads(text, parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

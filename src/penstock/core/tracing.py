@@ -30,6 +30,7 @@ log = get_logger("penstock.traces")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
 _LENGTH = 55
 _MOST_LINKS = 128
+_EVEN = "02468ace"
 _UNSAMPLED_PARENTS_ARE_DROPPED = re.compile(r"^ParentBased\{.*remoteParentNotSampled:AlwaysOffSampler\b")
 _FLUSHES_WITHIN_MS = 5_000
 
@@ -72,7 +73,25 @@ class Tracing:
         self._tracer = trace.get_tracer("penstock", __version__, provider)
         self._span_context_of = lru_cache(1_024)(self._parse)
         self._drops_unsampled: bool | None = None
-        self._unsampled_context_of = lru_cache(1_024)(self._unsampled)
+        # Where a context keeps the current span.
+        (self._span_key,) = trace.set_span_in_context(trace.INVALID_SPAN, context.Context())
+        parse = self._span_context_of
+
+        class Unsampled(trace.NonRecordingSpan):
+            """The span of a producer that is not sampled. Its context is made for a handler that asks for it, as few do."""
+
+            __slots__ = ("_traceparent",)
+
+            def __init__(self, traceparent: str) -> None:
+                self._traceparent = traceparent
+
+            def get_span_context(self) -> SpanContext:
+                return parse(self._traceparent) or trace.INVALID_SPAN_CONTEXT
+
+            def __repr__(self) -> str:
+                return f"Unsampled({self._traceparent})"
+
+        self._unsampled_span = Unsampled
 
     @contextmanager
     def sending(self, operation: str, destination: str, count: int) -> Iterator[str | None]:
@@ -96,14 +115,17 @@ class Tracing:
     def is_skipped(self, traceparent: str | None) -> bool:
         """Take over the context of a producer that is not sampled, when the sampler of this process follows the producer's.
 
-        No span is made then, which costs many times as much as this check.
+        No span is made then, which costs many times as much as this check. It reads the last digit alone, that of the flags: what
+        the database hands out is valid.
         """
-        if traceparent is None or not self._follows_producers():
+        if (
+            traceparent is None
+            or len(traceparent) != _LENGTH
+            or traceparent[-1] not in _EVEN
+            or not (self._drops_unsampled or self._follows_producers())
+        ):
             return False
-        context = self._unsampled_context_of(traceparent)
-        if context is None:
-            return False
-        self._context.attach(context)
+        self._context.attach(self._context.Context({self._span_key: self._unsampled_span(traceparent)}))
         return True
 
     def start_processing(
@@ -246,12 +268,6 @@ class Tracing:
                 return False  # there is no provider yet, or one of another kind
             self._drops_unsampled = _UNSAMPLED_PARENTS_ARE_DROPPED.match(sampler.get_description()) is not None
         return self._drops_unsampled
-
-    def _unsampled(self, traceparent: str) -> TraceContext | None:
-        parent = self._span_context_of(traceparent)
-        if parent is None or parent.trace_flags.sampled:
-            return None
-        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(parent), self._context.Context())
 
     def _parse(self, traceparent: str) -> SpanContext | None:
         if (valid := valid_traceparent(traceparent)) is None:

@@ -96,7 +96,7 @@ def check_transaction(connection: Any) -> None:
     if alone:
         raise InvalidInput(
             f"this {type(connection).__qualname__} has no transaction open",
-            hint="Call finish in the transaction that has the effects of the job: async with connection.transaction(): ...",
+            hint="Give one with the transaction that has the effects of the job: async with connection.transaction(): ...",
         )
 
 

@@ -123,7 +123,7 @@ class Heartbeat:
             log.error("heartbeat_ended", error=f"{type(error).__name__}: {error}")
 
     async def _beat_until(self, stopped: threading.Event) -> None:
-        database = self._of.beside(self._settings, "penstock heartbeat")
+        database = self._of.beside(self._settings, "penstock heartbeat", Database)
         await database.open()
         try:
             beat_at = time.monotonic() + self._interval * random.uniform(0.3, 0.7)

@@ -81,8 +81,8 @@ class MemberState:
 
     @property
     def owned(self) -> dict[int, int]:
-        """Slots to work on, with their epochs."""
-        return {slot: held.epoch for slot, held in self._held.items() if not held.draining}
+        """Slots to work on, with their epochs, in the order in which the database compares them as a whole."""
+        return {slot: held.epoch for slot, held in sorted(self._held.items()) if not held.draining}
 
     def holds(self, slot: int) -> bool:
         """Whether the member works on a slot, as far as it knows."""

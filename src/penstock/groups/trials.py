@@ -1,7 +1,8 @@
 """Trials of standing jobs and events that may crash their workers: `tables/0005_pools.sql` says why.
 
 A process runs one trial at a time, over all its pools and consumers, so that the cause of a crash is among the suspects on trial.
-The number of suspects in a trial doubles from one to the next as long as they survive; a process that crashed begins with one.
+The number of suspects in a trial doubles from one to the next as long as they survive. It begins with one in a process that has
+crashed, and for suspects that have crashed more often than those before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Trials:
     def __init__(self) -> None:
         self._holder: object | None = None
         self._most = 1
+        self._crashes = SUSPECT
         self.until = 0.0
 
     @classmethod
@@ -39,11 +41,16 @@ class Trials:
             found = cls._of[database] = cls()
         return found
 
-    def begin(self, holder: object) -> int:
-        """Begin a trial. Returns how many suspects may be on trial now; 0 while a trial of another holder is under way."""
+    def begin(self, holder: object, crashes: int | None = None) -> int:
+        """Begin a trial, of suspects with so many crashes; None: the holder itself decides how many suspects are on trial.
+
+        Returns how many may be on trial now; 0 while a trial of another holder is under way.
+        """
         if self._holder is not None:
             return 0
         self._holder = holder
+        if crashes is not None and crashes != self._crashes:
+            self._crashes, self._most = crashes, 1
         return self._most
 
     def last(self, seconds: float) -> None:
@@ -64,4 +71,4 @@ class Trials:
     def none_left(self, holder: object) -> None:
         """Reset the number of suspects: the holder has none left, and the next ones, from another process, begin with one."""
         if self._holder is None or self._holder is holder:
-            self._holder, self._most = None, 1
+            self._holder, self._most, self._crashes = None, 1, SUSPECT

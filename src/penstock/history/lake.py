@@ -30,7 +30,7 @@ from penstock.postgres.database import Database
 if TYPE_CHECKING:
     import pyarrow.fs
 
-KINDS = ("jobs", "attempts", "rollups")
+KINDS = ("jobs", "attempts", "rollups", "runs")
 _PLACE = re.compile(r"day=(\d{4}-\d{2}-\d{2})/type=([^/]+)/")
 
 
@@ -58,21 +58,29 @@ class Lake:
         """Location to which a batch is written before it is part of the lake."""
         return f"{self.uri}/_staging/{batch}/{kind}"
 
-    def adopt(self, batch: int, kind: str) -> list[LakeFile]:
-        """Move the files of a batch from the staging folder to their places. The call may be repeated."""
+    def adopt(self, batch: int, kind: str, erasures: int = 0) -> list[LakeFile]:
+        """Move the files of a batch from the staging folder to their places. The call may be repeated.
+
+        Args:
+            batch: Number of the batch.
+            kind: Kind of files.
+            erasures: Number of erasures in the lake when the batch was read. A file that is read again after one has another
+                name, since the erasure may be about to delete the file of the attempt before.
+        """
         import pyarrow.fs
         import pyarrow.parquet
 
         files, root = self._files
         source = f"{root}/_staging/{batch}/{kind}"
         moved = []
+        attempt = f"e{erasures}-" if erasures else ""
         found = files.get_file_info(pyarrow.fs.FileSelector(source, recursive=True, allow_not_found=True))
         for number, info in enumerate(sorted((i for i in found if i.path.endswith(".parquet")), key=lambda i: i.path)):
             match = _PLACE.search(info.path)
             if match is None:
                 raise PenstockError(f"the path of a file of batch {batch} has no day and type: {info.path}")
             rows = pyarrow.parquet.read_metadata(info.path, filesystem=files).num_rows
-            path = f"{kind}/day={match[1]}/type={match[2]}/b{batch:09}-{number}.parquet"
+            path = f"{kind}/day={match[1]}/type={match[2]}/b{batch:09}-{attempt}{number}.parquet"
             files.create_dir(f"{root}/{path.rpartition('/')[0]}", recursive=True)
             files.move(info.path, f"{root}/{path}")
             moved.append(LakeFile(kind, date.fromisoformat(match[1]), unquote(match[2]), path, rows, info.size))
@@ -98,9 +106,14 @@ class Lake:
             files.delete_dir(f"{root}/_staging/{batch}")
 
     def write(self, path: str, table: Any) -> int:
-        """Write a Parquet file below the URI. Returns its size."""
+        """Write a Parquet file below the URI, with times to the microsecond. Returns its size."""
+        import pyarrow as pa
         import pyarrow.parquet
 
+        # What Spark has written is read with nanoseconds and without a zone, which Spark does not read as a time.
+        moment = pa.timestamp("us", tz="UTC")
+        fields = [field.with_type(moment) if pa.types.is_timestamp(field.type) else field for field in table.schema]
+        table = table.cast(pa.schema(fields, metadata=table.schema.metadata), safe=False)
         files, root = self._files
         files.create_dir(f"{root}/{path.rpartition('/')[0]}", recursive=True)
         pyarrow.parquet.write_table(table, f"{root}/{path}", filesystem=files, compression="zstd")
@@ -110,7 +123,28 @@ class Lake:
         """Delete files below the URI."""
         files, root = self._files
         for path in paths:
-            files.delete_file(f"{root}/{path}")
+            try:
+                files.delete_file(f"{root}/{path}")
+            except FileNotFoundError:
+                # Another process, or an earlier attempt, has deleted it.
+                continue
+
+    def data_files(self) -> list[str]:
+        """The Parquet files below the URI, also those of unfinished batches, and what the storage keeps beside them."""
+        import pyarrow.fs
+
+        files, root = self._files
+        found = []
+        for folder in (*KINDS, "_staging"):
+            for info in files.get_file_info(pyarrow.fs.FileSelector(f"{root}/{folder}", recursive=True, allow_not_found=True)):
+                if info.is_file and "/_delta_log/" not in info.path and info.path.endswith((".parquet", ".parquet.crc")):
+                    found.append(info.path.removeprefix(f"{root}/"))
+        return found
+
+    def size(self, path: str) -> int:
+        """The size of a file below the URI."""
+        files, root = self._files
+        return int(files.get_file_info(f"{root}/{path}").size)
 
     def has(self, path: str) -> bool:
         """Whether there is a file or folder below the URI."""

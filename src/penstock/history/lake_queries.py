@@ -10,6 +10,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.jobs.spark_attempt import SparkAttempt, fenced
 from penstock.postgres.database import Database
 
 
@@ -24,6 +25,36 @@ class LakeRecord:
     jobs: int
     guards: bool
     updated_at: datetime
+    erasures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LakeErasure:
+    """An erasure that waits for lakes: what it removes, and the lakes from which it has."""
+
+    id: UUID
+    subject: dict[str, Any]
+    lakes: list[str]
+
+    @property
+    def key(self) -> str | None:
+        """The key of the jobs."""
+        return self.subject.get("key")
+
+    @property
+    def job(self) -> str | None:
+        """The id of the one job."""
+        return self.subject.get("job")
+
+    @property
+    def field(self) -> str | None:
+        """The field of their payloads."""
+        return self.subject.get("field")
+
+    @property
+    def value(self) -> str | None:
+        """The value of the field."""
+        return self.subject.get("value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +104,62 @@ class Failure:
     last_at: datetime
 
 
-_LAKE = "name, uri, batch, seen, jobs, guards, updated_at"
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run of a workflow that has ended.
+
+    Attributes:
+        id: Id of the run, which is a job group.
+        name: Id that was given at its start.
+        workflow: Name of the workflow.
+        status: How it ended.
+        retry_of: Id of the run that it retried, or None.
+        started_at: Time of its start.
+        finished_at: Time of its end.
+        duration_s: Seconds from its start to its end.
+        steps: Number of its steps.
+        shared: Number of steps that succeeded in the run that it retried, and did not run again.
+        succeeded: Number of the other steps that succeeded.
+        failed: Number of steps that failed.
+        cancelled: Number of steps that were cancelled.
+        expired: Number of steps that expired.
+    """
+
+    id: UUID
+    name: str
+    workflow: str
+    status: str
+    retry_of: str | None
+    started_at: datetime
+    finished_at: datetime
+    duration_s: float
+    steps: int
+    shared: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    expired: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowSummary:
+    """The runs of a workflow that ended in a period: how many, how they ended, and the median and the longest duration."""
+
+    workflow: str
+    runs: int
+    succeeded: int
+    failed: int
+    others: int
+    median_s: float
+    longest_s: float
+    last_at: datetime
+
+
+_RUN = (
+    "id, name, workflow, status::text, retry_of, started_at, finished_at, duration_s, steps, shared, succeeded, failed,"
+    " cancelled, expired"
+)
+_LAKE = "name, uri, batch, seen, jobs, guards, updated_at, erasures"
 
 
 async def open_lake(database: Database, name: str, uri: str) -> LakeRecord:
@@ -124,22 +210,104 @@ async def commit_batch(
     rollups: Sequence[dict[str, Any]],
     use: Sequence[dict[str, Any]],
     failures: Sequence[dict[str, Any]],
+    erasures: int,
+    of: SparkAttempt | None = None,
+    runs: Sequence[PastRun] = (),
 ) -> bool:
-    """Make a batch part of a lake. Returns False when it already is."""
+    """Make a batch part of a lake. Returns False when it already is.
+
+    Raises:
+        Conflict: Jobs were erased meanwhile, or the attempt of the Spark job that wrote it (`of`) does not run any more.
+    """
     done = await database.fetchval(
-        "select penstock.commit_lake_batch($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7::jsonb, $8::jsonb)",
-        lake,
-        batch,
-        seen,
-        jobs,
-        *(_dump(value) for value in (files, rollups, use, failures)),
+        *fenced(
+            "select done from penstock.commit_lake_batch("
+            "$1, $2, $3, $4, $5::jsonb, $6::jsonb, $7::jsonb, $8::jsonb, $9, $10::jsonb) as done",
+            lake,
+            batch,
+            seen,
+            jobs,
+            *(_dump(value) for value in (files, rollups, use, failures)),
+            erasures,
+            _dump(list(runs)),
+            of=of,
+        )
     )
     return bool(done)
+
+
+async def ended_runs(database: Database, seen: str, until: str) -> list[PastRun]:
+    """The runs of workflows that ended between two positions in the archive; an empty text is the beginning."""
+    rows = await database.fetch("select * from penstock.ended_runs($1, $2::text::pg_snapshot)", seen, until)
+    return [PastRun(*tuple(row)) for row in rows]
+
+
+async def runs(
+    database: Database, lake: str, workflow: str | None = None, limit: int = 50, since: datetime | None = None
+) -> list[PastRun]:
+    """The runs of a workflow, or of all, that ended last, the latest first."""
+    rows = await database.fetch(
+        f"select {_RUN} from penstock.run_history"  # noqa: S608
+        " where lake = $1 and ($2::text is null or workflow = $2) and ($3::timestamptz is null or finished_at >= $3)"
+        " order by finished_at desc, id desc limit $4",
+        lake,
+        workflow,
+        since,
+        limit,
+    )
+    return [PastRun(*tuple(row)) for row in rows]
+
+
+async def workflow_summaries(
+    database: Database, lake: str, since: datetime, until: datetime, limit: int = 100
+) -> list[WorkflowSummary]:
+    """The workflows of which most runs ended in a period."""
+    rows = await database.fetch(
+        "select workflow, count(*), count(*) filter (where status = 'succeeded'), count(*) filter (where status = 'failed'),"
+        " count(*) filter (where status not in ('succeeded', 'failed')),"
+        " percentile_cont(0.5) within group (order by duration_s), max(duration_s), max(finished_at)"
+        " from penstock.run_history where lake = $1 and finished_at >= $2 and finished_at < $3"
+        " group by workflow order by 2 desc, 1 limit $4",
+        lake,
+        since,
+        until,
+        limit,
+    )
+    return [WorkflowSummary(*tuple(row)) for row in rows]
 
 
 async def swap_files(database: Database, lake: str, gone: Sequence[str], batch: int, files: Sequence[LakeFile]) -> None:
     """Replace files by others with the same rows. Raises `Conflict`."""
     await database.fetch("select penstock.swap_lake_files($1, $2, $3, $4::jsonb)", lake, gone, batch, _dump(files))
+
+
+async def erasures(database: Database) -> list[LakeErasure]:
+    """The erasures that wait for lakes, the oldest first."""
+    rows = await database.fetch(
+        "select operations.id, operations.filter, erasures.lakes from penstock.operations"
+        " join penstock.erasures on erasures.operation = operations.id"
+        " where operations.state = 'running' and operations.phase = 'lake'"
+        " and exists (select from penstock.lakes where name <> all (erasures.lakes))"
+        " order by operations.started_at, operations.id"
+    )
+    return [LakeErasure(row[0], orjson.loads(row[1]), row[2]) for row in rows]
+
+
+async def erase_lake_file(database: Database, lake: str, path: str, files: Sequence[LakeFile]) -> None:
+    """Put a file with fewer rows, or none, in the place of another one. Raises `Conflict`."""
+    await database.fetch("select penstock.erase_lake_file($1, $2, $3::jsonb)", lake, path, _dump(files))
+
+
+async def fence_lake(database: Database, lake: str, batch: int, subject: dict[str, Any], ids: Sequence[str]) -> None:
+    """Refuse batches that were read before, and forget what came back of these jobs. Raises `Conflict` after a further batch."""
+    await database.fetch(
+        "select penstock.fence_lake($1, $2, $3::jsonb, $4::uuid[])", lake, batch, _dump(subject), [UUID(id) for id in ids]
+    )
+
+
+async def finish_lake(database: Database, operation: UUID, lake: str, jobs: int) -> None:
+    """Note that an erasure is done with a lake."""
+    await database.fetch("select penstock.finish_lake($1, $2, $3)", operation, lake, jobs)
 
 
 async def rollups(database: Database, lake: str, since: datetime, until: datetime) -> list[Rollup]:
@@ -173,4 +341,5 @@ async def failures(database: Database, lake: str, until: date, days: int) -> lis
 
 
 def _dump(value: object) -> str:
-    return orjson.dumps(value).decode()
+    # An id from the driver of PostgreSQL is a class of its own.
+    return orjson.dumps(value, default=str).decode()

@@ -78,6 +78,12 @@ async def lost(database: Database, seen: str) -> list[tuple[date, int]]:
     return [(row["day"], row["jobs"]) for row in rows]
 
 
+async def restored(database: Database) -> list[tuple[int, int]]:
+    """The restores in which something was lost: their numbers, and the next transaction of the database after each."""
+    rows = await database.fetch("select number, next_xid::text::bigint as next_xid from penstock.restored()")
+    return [(row["number"], row["next_xid"]) for row in rows]
+
+
 async def blocks(database: Database) -> list[Blocks]:
     """The tables of the archive, by their first days."""
     return [Blocks(*tuple(row)) for row in await database.fetch("select * from penstock.archive_blocks()")]

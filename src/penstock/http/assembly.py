@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from penstock.app import Penstock
+from penstock.core import tally as tallies
 from penstock.core.meter import Meter
 from penstock.http.auth import Authenticator
 from penstock.http.completion_waiter import JobWaiter, MessageWaiter
+from penstock.http.dashboard.dashboard import Dashboard
 from penstock.http.jobs.enqueuing import SingleJobs
 from penstock.http.metrics import Metrics
 from penstock.http.service import Service
@@ -41,7 +43,7 @@ class Assembly:
         listener: Listener,
         meter: Meter,
     ) -> None:
-        self.service = service = Service(app, database, authenticator, settings, Metrics(meter))
+        self.service = service = Service(app, database, authenticator, settings, Metrics(meter, tallies.of(database)))
         stopping = service.stopping
         service.add(SingleJobs(database, service.metrics))
         service.add(Appends(database))
@@ -53,6 +55,13 @@ class Assembly:
         self._memberships = service.add(Memberships(database, self._broadcaster, listener, stopping, grace_s, meter))
         self._deliveries = service.add(Deliveries(database, listener, app.settings))
         listener.add(f"penstock_{self._claims.id}")
+
+        async def same_authenticator() -> Authenticator:
+            return authenticator
+
+        self._dashboard = service.add(
+            Dashboard(app, same_authenticator, settings, origins=service.origins, stopping=stopping, bare=False)
+        )
 
     def stop(self) -> None:
         """End long polls, waits and live connections; what is being committed goes on."""
@@ -68,6 +77,7 @@ class Assembly:
         """Settle what was handed out, and take leave of the database."""
         await self._deliveries.aclose()
         await self._broadcaster.close()
+        await self._dashboard.close()
 
     def subscribe(self, notifications: Notifications) -> None:
         """Have the parts told of what this process listens to."""

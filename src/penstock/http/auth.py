@@ -55,6 +55,12 @@ class Principal:
             title = f"User {self.name} has access to some job types only; this shows all"
             raise ApiError(403, "forbidden", title, instance=instance, in_body=True)
 
+    def require_any(self, what: str, instance: str) -> None:
+        """Raise a 403 unless every job type is open to this user, for what may be of any: other jobs, or job groups."""
+        if self.types is not None:
+            title = f"User {self.name} has access to some job types only: {what} may be of any"
+            raise ApiError(403, "forbidden", title, instance=instance, in_body=True)
+
     def require(self, name: str, instance: str, what: str = "job type") -> None:
         """Raise a 403 unless the job type, or the stream or topic of that name, is open to this user."""
         if not self.may(name):
@@ -88,6 +94,10 @@ class Authorizer(Protocol):
 
     It may also have `async def knows(self, user: str) -> bool`, whether there is such a user: then an address from which many
     logins failed keeps out guesses at names that there are not, and no user.
+
+    And it may have `async def recall(self, user: str) -> tuple[Principal, bytes] | None`: who a user is that the dashboard let in
+    before, with bytes that change when the secret does; None: there is no such user any more. Without it a session of the
+    dashboard lasts as the login found it. It says the same of a user as `authorize`, otherwise the dashboard refuses the login.
     """
 
     async def authorize(self, credentials: Credentials | None) -> Principal:
@@ -136,6 +146,24 @@ class OneUser:
         """See `Authorizer`."""
         knows = getattr(self._others, "knows", None)
         return user == self._name or (knows is not None and bool(await knows(user)))
+
+    async def recall(self, user: str) -> tuple[Principal, bytes] | None:
+        """See `Authorizer`."""
+        recall = getattr(self._others, "recall", None)
+        found: tuple[Principal, bytes] | None = None if recall is None else await recall(user)
+        if user == self._name:
+            # Another user of this name ends the sessions with a change too: which of the two logged in is not known.
+            return self._principal, self._secret if found is None else self._secret + b"\0" + found[1]
+        return found
+
+    def recalls(self, user: str) -> bool:
+        """Whether `recall` can say who this user is."""
+        return user == self._name or self._others is None or can_recall(self._others, user)
+
+
+def can_recall(authorizer: Authorizer, user: str) -> bool:
+    """Whether an authorizer can say who a user is that was let in before."""
+    return authorizer.recalls(user) if isinstance(authorizer, OneUser) else hasattr(authorizer, "recall")
 
 
 class Throttle:
@@ -228,10 +256,13 @@ class Authenticator:
 
     Args:
         authorizer: Who decides.
+
+    Attributes:
+        authorizer: The same.
     """
 
     def __init__(self, authorizer: Authorizer) -> None:
-        self._authorizer = authorizer
+        self.authorizer = authorizer
         self._throttle = Throttle()
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
@@ -246,9 +277,9 @@ class Authenticator:
         remembered = self._known.get(hashlib.blake2b(header, key=self._key, digest_size=16).digest())
         return remembered[0] if remembered is not None and remembered[1] > time.monotonic() else None
 
-    async def enter(self, header: bytes | None, client: str, instance: str) -> Principal:
-        """Who this is. Raises `ApiError` 401, 403 or 429."""
-        if (principal := self.known(header)) is not None:
+    async def enter(self, header: bytes | None, client: str, instance: str, *, fresh: bool = False) -> Principal:
+        """Who this is; `fresh`: by the authorizer, also right after a login. Raises `ApiError` 401, 403 or 429."""
+        if not fresh and (principal := self.known(header)) is not None:
             return principal
         credentials = parse_authorization(header, client, instance)
         digest = hashlib.blake2b(header or b"", key=self._key, digest_size=16).digest()
@@ -258,7 +289,8 @@ class Authenticator:
         known = await self._is_user(client, credentials.user)
         try:
             async with self._throttle.attempt(client, credentials.user, known=known):
-                return self.known(header) or await self._authorize(credentials, digest, client, instance)
+                known_now = None if fresh else self.known(header)
+                return known_now or await self._authorize(credentials, digest, client, instance)
         except ApiError as error:
             if known and error.status in (401, 403):
                 # The answer does not tell which names are users'.
@@ -273,7 +305,7 @@ class Authenticator:
             return True
         if self._looking >= _MOST_LOOKUPS:
             return False
-        knows = getattr(self._authorizer, "knows", None)
+        knows = getattr(self.authorizer, "knows", None)
         self._looking += 1
         try:
             # An authorizer that cannot tell limits guesses by user alone.
@@ -283,7 +315,7 @@ class Authenticator:
 
     async def _authorize(self, credentials: Credentials | None, digest: bytes, client: str, instance: str) -> Principal:
         try:
-            principal = await self._authorizer.authorize(credentials)
+            principal = await self.authorizer.authorize(credentials)
         except ApiError as error:
             if credentials is None and error.id == "unauthorized":
                 raise unauthorized(instance) from None

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 
 from penstock.core.serialization import storable
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, too_large
-from penstock.jobs.models import OWN_FIELDS, OWN_OPTIONS
+from penstock.jobs.models import MOST_AFTER, OWN_FIELDS, OWN_OPTIONS
 
 LARGEST_DATA = 102_400
 DATA_TOO_LARGE = "Data parameter is too large (100KB max)"
@@ -42,6 +42,9 @@ class NewJobBody(Struct):
     max_attempts: int | None = None
     time_limit_s: float | None = None
     unique_for_s: float | None = None
+    after: list[str] | None = None
+    when: str | None = None
+    group: UUID | None = None
 
     @property
     def own(self) -> dict[str, Any] | None:
@@ -178,6 +181,8 @@ def check_fields(job: NewJobBody) -> None:
         raise invalid_parameter(
             "Invalid unique_for_s: there is no unique", detail="Give the key that the job holds for this time."
         )
+    if job.after is not None or job.when is not None:
+        _check_after(job)
     for name, word in (("key", job.key), ("unique", job.unique)):
         if word is not None and not _WORD.fullmatch(word):
             raise invalid_parameter(f"Invalid {name}", detail="Write 1 to 255 characters without control characters.")
@@ -190,6 +195,20 @@ def check_fields(job: NewJobBody) -> None:
                 setattr(job, field, min(max(time.astimezone(UTC), _FIRST), _LAST))
     except OverflowError:
         raise bad_json() from None
+
+
+def _check_after(job: NewJobBody) -> None:
+    if job.when not in (None, "succeeded", "finished"):
+        raise invalid_parameter(f"Invalid when: {job.when:.100}", detail="It is succeeded or finished.")
+    if job.after is None:
+        raise invalid_parameter("Invalid when: there is no after", detail="Give the ids of the jobs for which the job waits.")
+    if not 1 <= len(job.after) <= MOST_AFTER:
+        raise invalid_parameter(
+            f"Invalid after: {len(job.after)} jobs", detail=f"A job waits for 1 to {MOST_AFTER} jobs; more in several steps."
+        )
+    for id in job.after:
+        if not _UUID.fullmatch(id.removeprefix("job_")):
+            raise invalid_parameter(f"Invalid after: {id:.100}", detail="The id of a job is job_ and a UUID.")
 
 
 def check_data(data: str) -> str:
@@ -234,6 +253,15 @@ def json_object(body: bytes) -> dict[str, Any]:
     """A body that is an object, with its keys in lower case. Raises `ApiError`."""
     try:
         return _any(folded(body))
+    except _BAD:
+        raise bad_json() from None
+
+
+def field_text(body: bytes, name: str) -> str | None:
+    """JSON text of a field of a body as it was sent; None when it was not there. Raises `ApiError`."""
+    try:
+        part = _parts(body or b"{}").get(name)
+        return None if part is None else bytes(part).decode()
     except _BAD:
         raise bad_json() from None
 

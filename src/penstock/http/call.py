@@ -21,7 +21,7 @@ from penstock.http.auth import Principal, Role
 from penstock.http.errors import JSON, ApiError, too_large
 from penstock.http.origin import PLAIN, SAFE_METHODS, with_security
 from penstock.http.service import Service
-from penstock.http.whole import write_whole
+from penstock.http.whole import read_whole, write_whole
 
 log = get_logger("penstock.http")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -168,6 +168,8 @@ class Call:
         return await self._next()
 
     async def _next(self) -> Message:
+        if (whole := read_whole(self._receive)) is not None:
+            return self._received({"type": "http.request", "body": whole, "more_body": False})
         began = time.perf_counter()
         # The time in which the body is worked on does not count.
         most = self.service.settings.body_timeout.total_seconds() + self.read / _SLOWEST_BYTES_S
@@ -179,6 +181,9 @@ class Call:
                 408, "request_timeout", "The request body did not arrive in time", in_body=True, headers={"Connection": "close"}
             ) from None
         self._body_time += time.perf_counter() - began
+        return self._received(message)
+
+    def _received(self, message: Message) -> Message:
         self.body_read = not message.get("more_body", False)
         body = message.get("body", b"")
         self.read += len(body)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter as Counted
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.meter import BoundedNames, Gauges, Meter, gauge, info
+from penstock.core.meter import Gauges, Meter, gauge, info
+from penstock.core.tally import BoundedNames, Tally
 from penstock.http.scaling import ScalingGauges
 from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.records import JobCounts
 from penstock.jobs.scaling import ScaleAdvice
+from penstock.worker.exposition import database_up
 
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _MOST_TYPES = 1_000
@@ -29,65 +31,12 @@ _QUEUE = {
 _LARGEST = frozenset(("oldest_ready_s", "paused"))
 
 
-class _Depths(Collector):
-    """The queue as it was counted last."""
-
-    def __init__(self, counts: list[JobCounts], names: BoundedNames) -> None:
-        self._counts = counts
-        self._names = names
-
-    def collect(self) -> list[Metric]:
-        """See `prometheus_client`."""
-        families = []
-        for field, (name, help) in _QUEUE.items():
-            values: dict[tuple[str], float] = {}
-            for count in self._counts:
-                label, value = (self._names.label(count.name),), float(getattr(count, field) or 0)
-                values[label] = max(values.get(label, 0.0), value) if field in _LARGEST else values.get(label, 0.0) + value
-            families.append(gauge(name, help, values, ["type"]))
-        return families
-
-
-class _Quarantined(Collector):
-    """Keys of pools for which the pool's rule fails."""
-
-    def __init__(self, keys: Mapping[str, int], names: BoundedNames) -> None:
-        self._keys = keys
-        self._names = names
-
-    def collect(self) -> list[Metric]:
-        """See `prometheus_client`."""
-        values = Counted[tuple[str]]()
-        for name, keys in self._keys.items():
-            values[self._names.label(name),] += keys
-        return [
-            gauge("penstock_quarantined_keys", "Keys for which the rule of their pool fails: their jobs wait.", values, ["type"])
-        ]
-
-
-class _LargestKeys(Collector):
-    """The fullest key of each job type. The key is no label, since labels must have few values: `penstock top keys` names it."""
-
-    def __init__(self, jobs: Mapping[str, int]) -> None:
-        self._jobs = jobs
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        """See `prometheus_client`."""
-        family = GaugeMetricFamily(
-            "penstock_largest_key_jobs",
-            "Ready jobs of the key that has most of them; an estimate when many wait.",
-            labels=["type"],
-        )
-        for name, jobs in self._jobs.items():
-            family.add_metric([name], float(jobs))
-        return [family]
-
-
 class Metrics:
     """The counters of one process; with several processes those of all, through files that they share.
 
     Args:
         meter: What every process of Penstock counts; None: a new one.
+        tally: What it counts for the rates in the database; None: nothing.
 
     Attributes:
         meter: What every process of Penstock counts.
@@ -95,8 +44,9 @@ class Metrics:
         places, places_used: How many live connections there may be, and are.
     """
 
-    def __init__(self, meter: Meter | None = None) -> None:
+    def __init__(self, meter: Meter | None = None, tally: Tally | None = None) -> None:
         self.meter = meter or Meter()
+        self._tally = tally
         self._registry = CollectorRegistry()
         registry = self._registry
         self._requests = Counter("penstock_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
@@ -179,20 +129,49 @@ class Metrics:
         """Note the size of a group commit."""
         self._batches.observe(jobs)
 
+    def settled(self, names: Sequence[str], others: Sequence[tuple[str, str]], seconds: float) -> None:
+        """A batch was settled, see `Meter.settled`."""
+        self.meter.settled(names, others, seconds)
+        if self._tally is not None:
+            self._tally.settled(names, others)
+
+    def timed(self, ended: Iterable[tuple[str, str, float, float]]) -> None:
+        """Attempts were settled that ran elsewhere, see `Tally.timed`."""
+        if self._tally is not None:
+            self._tally.timed(ended)
+
     def refused(self) -> None:
         """Count a refused login."""
         self._refused.inc()
 
-    def exposition(
+    def exposition(self, asked: Iterable[Metric]) -> bytes:
+        """Everything in Prometheus' text format.
+
+        Args:
+            asked: What was asked of the database, see `asked`.
+        """
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            shared = CollectorRegistry()
+            multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+            registries = [shared, _only(self.meter.times), _only(Gauges(lambda: [info()]))]
+        else:
+            registries = [self._registry, self.meter.registry]
+        return b"".join(generate_latest(registry) for registry in [*registries, _only(Gauges(lambda: asked))])
+
+    def families(self, asked: Iterable[Metric]) -> list[Metric]:
+        """Everything of this process, and what was asked of the database."""
+        return [*self._registry.collect(), *self.meter.registry.collect(), *asked]
+
+    def asked(
         self,
-        counts: list[JobCounts],
+        counts: Sequence[JobCounts] = (),
         advice: Sequence[ScaleAdvice] = (),
         quarantined_keys: Mapping[str, int] | None = None,
         database: Sequence[Metric] = (),
         largest_keys: Mapping[str, int] | None = None,
         up: bool = True,
-    ) -> bytes:
-        """Everything in Prometheus' text format.
+    ) -> list[Metric]:
+        """What was asked of the database, as families.
 
         Args:
             counts: The queue as it was counted last.
@@ -202,24 +181,43 @@ class Metrics:
             largest_keys: Ready jobs of the fullest key of each type.
             up: Whether the database answers.
         """
-        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-            shared = CollectorRegistry()
-            multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
-            registries = [shared, _only(self.meter.times), _only(Gauges(lambda: [info()]))]
-        else:
-            registries = [self._registry, self.meter.registry]
-        answers = gauge("penstock_database_up", "Whether the database answers.", {(): float(up)}, [])
-        asked = [
-            _Depths(counts, self._names),
-            ScalingGauges(advice),
-            _Quarantined(quarantined_keys or {}, self._names),
-            _LargestKeys(largest_keys or {}),
-            Gauges(lambda: [*database, answers]),
+        return [
+            *_depths(counts, self._names),
+            *ScalingGauges(advice).collect(),
+            _quarantined(quarantined_keys or {}, self._names),
+            _largest_keys(largest_keys or {}),
+            *database,
+            database_up(up),
         ]
-        return b"".join(generate_latest(registry) for registry in [*registries, *map(_only, asked)])
 
 
 def _only(collector: Collector) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(collector)
     return registry
+
+
+def _depths(counts: Sequence[JobCounts], names: BoundedNames) -> list[Metric]:
+    """The queue as it was counted last."""
+    families = []
+    for field, (name, help) in _QUEUE.items():
+        values: dict[tuple[str], float] = {}
+        for count in counts:
+            label, value = (names.label(count.name),), float(getattr(count, field) or 0)
+            values[label] = max(values.get(label, 0.0), value) if field in _LARGEST else values.get(label, 0.0) + value
+        families.append(gauge(name, help, values, ["type"]))
+    return families
+
+
+def _quarantined(keys: Mapping[str, int], names: BoundedNames) -> Metric:
+    """Keys of pools for which the pool's rule fails."""
+    values = Counted[tuple[str]]()
+    for name, number in keys.items():
+        values[names.label(name),] += number
+    return gauge("penstock_quarantined_keys", "Keys for which the rule of their pool fails: their jobs wait.", values, ["type"])
+
+
+def _largest_keys(jobs: Mapping[str, int]) -> Metric:
+    """The fullest key of each job type. The key is no label, since labels must have few values: `penstock top keys` names it."""
+    help = "Ready jobs of the key that has most of them; an estimate when many wait."
+    return gauge("penstock_largest_key_jobs", help, {(name,): float(number) for name, number in jobs.items()}, ["type"])

@@ -1,8 +1,9 @@
 """What every request passes before a route sees it.
 
-Plain ASGI, since it runs for each of thousands of requests a second. In order: a request id; the refusal of unencrypted proxy
-traffic and of other hosts; the hot routes, one expression for each; then the application, which finds the route (404 and 405 are
-answered without credentials, as Rickover does) and lets the call in before it reads the body.
+Plain ASGI, since it runs for each of thousands of requests a second. In order: a request id; the refusal of unencrypted
+proxy traffic and of other hosts; the hot routes, one expression for each; the pages of the dashboard; then the application,
+which finds the route (404 and 405 are answered without credentials, as Rickover does) and lets the call in before it reads
+the body.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
 from penstock.http.call import Call
+from penstock.http.dashboard.dashboard import Dashboard
 from penstock.http.errors import from_penstock, insecure, not_found, server_error
 from penstock.http.paths import as_get, with_escapes
 from penstock.http.routing import HotRoute
@@ -93,6 +95,12 @@ class Middleware:
             raise not_found(path)
         scope = call.scope = as_get(scope)
         scope["call"], scope["service"] = call, service
+        if (page := Dashboard.serves(path)) is not None:
+            call.route = page
+            # The form has a password.
+            call.debug = call.debug and page != "/login"
+            await service.part(Dashboard)(scope, call.receive_limited, call.send_decorated)
+            return
         await self._inner(scope, call.receive_limited, call.send_decorated)
 
 

@@ -32,14 +32,15 @@ PLAIN = [*SECURITY, _POLICY, _NO_STORE]
 """The headers of every answer that is no page and that no cache may keep."""
 
 
-def page_policy(**sources: str) -> str:
+def page_policy(*, forms: str = "'none'", **sources: str) -> str:
     """The content security policy of a page: nothing but what `sources` names, and never within a frame.
 
     Args:
+        forms: Where its forms may be sent.
         sources: For a kind of content, such as `script` or `frame`, where it may come from.
     """
     parts = ["default-src 'none'", *(f"{kind}-src {where}" for kind, where in sources.items())]
-    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"])
+    return "; ".join([*parts, "base-uri 'none'", f"form-action {forms}", "frame-ancestors 'none'"])
 
 
 def with_security(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

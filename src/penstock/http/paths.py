@@ -22,8 +22,12 @@ def with_escapes(scope: Scope) -> Scope:
     upper = raw.upper()
     if b"%2F" not in upper and b"%25" not in upper:
         return scope
-    segments = (unquote(segment).replace("%", "%25").replace("/", "%2F") for segment in raw.decode("ascii", "replace").split("/"))
-    return {**scope, "path": "/".join(segments)}
+    return {**scope, "path": escaped(raw.decode("ascii", "replace"))}
+
+
+def escaped(path: str) -> str:
+    """A percent-encoded path decoded, apart from slashes within segments and the percent sign."""
+    return "/".join(unquote(segment).replace("%", "%25").replace("/", "%2F") for segment in path.split("/"))
 
 
 def plain(value: str) -> str:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,14 +22,16 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import disable_created_metrics
+from prometheus_client.core import Metric
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.supervisors import Multiprocess
 
 from penstock._version import __version__
 from penstock.app import Penstock
 from penstock.core import logs
+from penstock.core.exported_metrics import exporting
 from penstock.core.logs import get_logger
 from penstock.core.measuring import measured
 from penstock.core.meter import Meter
@@ -36,8 +39,11 @@ from penstock.errors import InvalidInput, PenstockError, SchemaMismatch
 from penstock.http import system
 from penstock.http import user_queries as users
 from penstock.http.assembly import Assembly
-from penstock.http.auth import Authenticator, Authorizer, OneUser
+from penstock.http.auth import Authenticator, Authorizer
+from penstock.http.authorizers import authorizer_of
 from penstock.http.call import METHODS, Call
+from penstock.http.dashboard.dashboard import Dashboard
+from penstock.http.dashboard.sessions import new_link
 from penstock.http.errors import ApiError, from_penstock, invalid_parameter, method_not_allowed, not_found, server_error
 from penstock.http.jobs import batches as batch
 from penstock.http.jobs import jobber, lists, types
@@ -45,6 +51,7 @@ from penstock.http.jobs import routes as jobs
 from penstock.http.middleware import Middleware
 from penstock.http.openapi import document
 from penstock.http.operations import routes as operations
+from penstock.http.paths import with_escapes
 from penstock.http.pools import routes as pools
 from penstock.http.pools import standing
 from penstock.http.routing import error_answer
@@ -55,25 +62,35 @@ from penstock.http.streams import group_routes as groups
 from penstock.http.streams import routes as streams
 from penstock.http.topics import delivery_routes as deliveries
 from penstock.http.topics import routes as topics
-from penstock.http.users import Users, new_secret
+from penstock.http.users import new_secret
 from penstock.http.workers import routes as working
+from penstock.http.workflows import routes as workflows
+from penstock.http.workflows import runs as workflow_runs
+from penstock.jobs import workflow_ticks
 from penstock.postgres.listener import Listener
 from penstock.postgres.notifications import Kind, Notifications
 from penstock.postgres.schema_watch import left_behind
 from penstock.worker import maintenance
+from penstock.worker.exposition import database_families
+from penstock.worker.rates import write_rates
 
 log = get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
 _RESOURCES = (
-    system, jobs, types, batch, working, lists, jobber, pools, operations, schedules, standing, streams, events, groups, topics,
-    deliveries,
+    system, jobs, types, batch, working, lists, jobber, pools, operations, workflows, workflow_runs, schedules, standing, streams,
+    events, groups, topics, deliveries,
 )  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60
 _TICK_S = 0.25
+_LAST_RATES_S = 5.0
+_ASKED_WITHIN_S = 10.0
 # Where the processes of a server leave word for the one that started them, and what they call it.
 _FOLDER = "PENSTOCK_SERVER_FOLDER"
 _LEFT_BEHIND = "left-behind"
+# What a server of the dashboard alone answers beside it, and a path that is no route.
+_OF_DASHBOARD = ("/healthz", "/readyz")
+_NOT_SERVED = "/not-served"
 
 
 def create_app(
@@ -104,7 +121,7 @@ def create_app(
             await penstock.open(timeout=penstock.settings.start_timeout)
             await stack.enter_async_context(penstock)
             database = await penstock.database()
-            chosen = authorizer or _authorizer(http_settings, Users(database))
+            chosen = authorizer or authorizer_of(http_settings, database)
             upkeep = maintenance.of(database, penstock.settings)
 
             async def watch_schema() -> None:
@@ -118,8 +135,11 @@ def create_app(
             assembly = Assembly(penstock, database, Authenticator(chosen), http_settings, listener, meter)
             assembly.subscribe(notifications)
             notifications.wake(upkeep.look, Kind.JOBS, Kind.FULL_SCAN, Kind.PLACE, Kind.CONNECTED)
+            notifications.wake(partial(workflow_ticks.tell, database), Kind.WORKFLOWS)
             notifications.wake(database.schema_changed.set, Kind.SCHEMA)
             running.append(assembly)
+            if penstock.settings.otel_metrics:
+                await stack.enter_async_context(_exported(assembly))
             parts = (listener.run(), upkeep.run(assembly.jobs_ready), watch_schema(), _watch_loop(meter))
             tasks = [asyncio.create_task(part) for part in parts]
             _on_signals(assembly.stop)
@@ -128,6 +148,10 @@ def create_app(
             finally:
                 assembly.stop()
                 await assembly.close()
+                if penstock.settings.rates:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LAST_RATES_S):
+                            await write_rates(database)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,24 +161,25 @@ def create_app(
     return Middleware(inner, inner.routes, lambda: running[0].service if running else None)
 
 
-def serve(settings: HttpSettings, announce: Any = print) -> None:
+def serve(settings: HttpSettings, announce: Any = print, *, only_dashboard: bool = False) -> None:
     """Run the server until SIGTERM or Ctrl-C.
 
     Args:
         settings: Settings of the server.
         announce: Called with lines for the person who starts it; a generated token is in one of them, and nowhere else.
+        only_dashboard: Whether to serve the dashboard alone, without the HTTP API.
 
     Raises:
         InvalidInput: It would listen beyond this machine without users.
     """
-    settings = asyncio.run(_with_token(settings, announce))
+    settings, link = asyncio.run(_with_token(settings, announce))
     os.environ |= settings.as_environment()
     with tempfile.TemporaryDirectory(prefix="penstock-metrics-") as folder:
         os.environ[_FOLDER] = folder
         if settings.processes > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         config = uvicorn.Config(
-            "penstock.http.server:served_app",
+            f"penstock.http.server:{'served_dashboard' if only_dashboard else 'served_app'}",
             factory=True,
             host=settings.host,
             port=settings.port,
@@ -178,7 +203,8 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
         socket = config.bind_socket()
         # From here on connections wait for the server instead of being refused.
         socket.listen(config.backlog)
-        listening = f"listening on http://{settings.host}:{socket.getsockname()[1]}"
+        at = f"http://{settings.host}:{socket.getsockname()[1]}"
+        listening = f"listening on {at}\ndashboard: {at}/{link}"
         if settings.processes > 1:
             many = Multiprocess(config, sockets=[socket])
             announce(listening)
@@ -196,6 +222,26 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             one.run(sockets=[socket])
         if (note := Path(folder) / _LEFT_BEHIND).exists():
             raise SchemaMismatch(*note.read_text("utf-8").split("\0"))
+
+
+@asynccontextmanager
+async def _exported(assembly: Assembly) -> AsyncIterator[None]:
+    """Give the metrics of this process to OpenTelemetry while the block lasts."""
+    service, loop = assembly.service, asyncio.get_running_loop()
+    metrics = service.metrics
+
+    def read() -> list[Metric]:
+        asked = asyncio.run_coroutine_threadsafe(system.asked(service), loop)
+        try:
+            return metrics.families(asked.result(_ASKED_WITHIN_S))
+        except (TimeoutError, PenstockError):
+            return metrics.families(metrics.asked(up=False))
+        finally:
+            asked.cancel()
+
+    declared = metrics.families(metrics.asked(database=database_families(), up=False))
+    async with exporting(declared, read):
+        yield
 
 
 async def _watch_loop(meter: Meter) -> None:
@@ -217,6 +263,19 @@ def served_app() -> ASGIApp:
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), name="penstock-parent", daemon=True).start()
     return create_app(settings=settings, on_left_behind=_end_behind)
+
+
+def served_dashboard() -> ASGIApp:
+    """What a process of `penstock dashboard` runs: the same server, of which it serves the dashboard alone."""
+    app = served_app()
+
+    async def only(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and Dashboard.serves(with_escapes(scope)["path"]) is None and path not in _OF_DASHBOARD:
+            scope = {**scope, "path": _NOT_SERVED, "raw_path": _NOT_SERVED.encode()}
+        await app(scope, receive, send)
+
+    return only
 
 
 def _end_behind(error: SchemaMismatch) -> None:
@@ -249,24 +308,28 @@ def _on_signals(stop: Callable[[], None]) -> None:
             signal.signal(number, handle)
 
 
-async def _with_token(settings: HttpSettings, announce: Any) -> HttpSettings:
-    """The settings with a token when there are no users and this machine alone can reach the server."""
+async def _with_token(settings: HttpSettings, announce: Any) -> tuple[HttpSettings, str]:
+    """The settings, with a token when there are no users and this machine alone can reach the server; and the path of a login."""
+    secret = new_secret()
     app = Penstock()
     await app.open(timeout=app.settings.start_timeout)
     async with app:
-        there_are_users = bool(await users.list_users(await app.database()))
+        database = await app.database()
+        there_are_users = bool(await users.list_users(database))
+        alone = not there_are_users and settings.token is None and _loopback(settings.host)
+        link = f"login?token={await new_link(database, secret)}" if alone else ""
     if there_are_users or settings.token is not None:
-        return settings
+        return settings, ""
     if not _loopback(settings.host):
         raise InvalidInput(
             f"refusing to listen on {settings.host} without users",
             hint="Add one: penstock users add NAME --role admin. Or listen on 127.0.0.1.",
         )
-    secret = new_secret()
     announce("no users yet: this token of the user admin is good until the server stops")
     announce(f"  token:    admin.{secret}")
     announce(f"  as curl:  curl -u admin:{secret} http://{settings.host}:{settings.port}/v1/jobs")
-    return settings.model_copy(update={"token": HttpSettings(token=secret).token})
+    announce("  the link to the dashboard below is good once")
+    return settings.model_copy(update={"token": HttpSettings(token=secret).token}), link
 
 
 def _loopback(host: str) -> bool:
@@ -275,10 +338,6 @@ def _loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
-
-
-def _authorizer(settings: HttpSettings, stored: Users) -> Authorizer:
-    return stored if settings.token is None else OneUser("admin", settings.token.get_secret_value(), stored)
 
 
 def http_routes(lifespan: Any) -> FastAPI:
@@ -292,6 +351,8 @@ def http_routes(lifespan: Any) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        # FastAPI's own spans and logs have paths, queries and messages of exceptions: keys, searched words and payloads.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
 
     @inner.exception_handler(PenstockError)

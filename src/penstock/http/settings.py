@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from penstock.http.masking import Rule
 from penstock.settings import FromEnvironment, Span
 
 SHORTEST_TOKEN = 16
@@ -46,6 +47,12 @@ def _check_token(token: SecretStr | None) -> SecretStr | None:
     if token is not None and len(token.get_secret_value()) < SHORTEST_TOKEN:
         raise ValueError(f"a token has at least {SHORTEST_TOKEN} characters: make one with openssl rand -hex 24")
     return token
+
+
+def _check_masked(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one in given:
+        Rule.of(one)
+    return given
 
 
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
@@ -91,12 +98,27 @@ class HttpSettings(FromEnvironment):
         description="Write all traffic to standard error, without credentials.",
     )  # fmt: skip
     homepage_title: str = Field(
-        default="Penstock", validation_alias=_rickover("homepage_title", "HOMEPAGE_TITLE"), description="Title of the home page."
+        default="Penstock",
+        validation_alias=_rickover("homepage_title", "HOMEPAGE_TITLE"),
+        description="Title of the dashboard and of the page /home.",
     )
     homepage_iframe_url: str = Field(
         default="", validation_alias=_rickover("homepage_iframe_url", "HOMEPAGE_IFRAME_URL"),
-        description="A dashboard to show on the home page.",
+        description="A dashboard of your own to show on the page /home.",
     )  # fmt: skip
+    dashboard_session: Span = Field(
+        default=timedelta(hours=12),
+        gt=timedelta(0),
+        le=timedelta(days=31),
+        description="How long a login to the dashboard lasts.",
+    )
+    dashboard_masked: Annotated[Words, AfterValidator(_check_masked)] = Field(
+        default=(),
+        description="Fields of payloads that the dashboard masks, with commas, such as iban,customer.email,invoices:*.",
+    )
+    dashboard_unmasked_role: str = Field(
+        default="admin", pattern="^(read|enqueue|work|admin)$", description="The lowest role for which no field is masked."
+    )
     max_body: int = Field(default=1 << 20, ge=1 << 17, description="Largest request body in bytes, batches excepted.")
     max_batch: int = Field(default=1 << 30, ge=1 << 17, description="Largest body of a batch in bytes.")
     head_timeout: Span = Field(default=timedelta(seconds=15), description="Longest time for a request line and its headers.")

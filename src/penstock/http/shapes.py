@@ -9,7 +9,7 @@ import orjson
 
 from penstock.core.records import raw
 from penstock.jobs.http_queries import Put, StoredJob
-from penstock.jobs.records import Why
+from penstock.jobs.records import Status, Why
 
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 
@@ -30,7 +30,7 @@ def put_job(put: Put, data: str) -> bytes:
             "expires_at": put.expires_at,
             "created_at": put.created_at,
             "updated_at": put.updated_at,
-            "status": put.status,
+            "status": "queued" if put.status == "waiting" else put.status,
             "data": orjson.Fragment(put.data if put.data is not None else data),
         },
         option=_OPTIONS,
@@ -53,7 +53,8 @@ def job(record: StoredJob, *, details: bool = False, why: Why | None = None) -> 
             "expires_at": record.expires_at,
             "created_at": record.created_at,
             "updated_at": record.updated_at,
-            "status": record.status,
+            # Rickover's clients know no other status of a job that has not started.
+            "status": Status.QUEUED if record.status is Status.WAITING and not details else record.status,
             "data": orjson.Fragment(record.data),
         }
     if details:
@@ -78,6 +79,9 @@ def job(record: StoredJob, *, details: bool = False, why: Why | None = None) -> 
             "snoozes": record.snoozes,
             "log": raw(record.log, []),
             "encrypted": record.encrypted,
+            "after": [job_id(other) for other in record.after],
+            "when": record.when,
+            "workflow": record.workflow,
             "why": why,
         }
     return shape

@@ -1,10 +1,11 @@
-"""What is not about jobs: health, metrics, the OpenAPI document and its viewer, the home page."""
+"""What is not about jobs: health, metrics, the OpenAPI document and its viewer, the page with a frame."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path as FilePath
 from urllib.parse import urlsplit
@@ -12,18 +13,24 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import Metric
 
 from penstock._version import __version__
 from penstock.core.records import to_json
 from penstock.errors import DatabaseUnavailable, MissingExtra, PenstockError
+from penstock.http.dashboard.dashboard import Dashboard
 from penstock.http.errors import not_found
 from penstock.http.origin import page_policy
 from penstock.http.routing import OPEN, READ, CurrentService, Instance, User, raw_answer, router
 from penstock.http.scaling import GAUGE_WAIT_S
+from penstock.http.service import Service
 from penstock.jobs.top import largest_keys
 from penstock.pools import views as pool_views
+from penstock.worker.exposition import database_families
+from penstock.worker.overview import Overview
 
 api = router("system")
+_SHOWN = 100
 _FILES = {"swagger-ui.css", "swagger-ui-bundle.js", "favicon.png"}
 # Swagger UI sets style attributes; it needs no script but its own.
 _POLICY = page_policy(script="'self'", style="'self' 'unsafe-inline'", img="'self' data:", connect="'self'")
@@ -59,12 +66,25 @@ async def readyz(service: CurrentService) -> Response:
     return PlainTextResponse("ready\n")
 
 
+@api.get("/v1/overview", dependencies=[READ])
+async def overview(service: CurrentService, user: User) -> Overview:
+    """How everything is doing: what is wrong first, then how much waits, runs and finishes. `at` says of when that is."""
+    found = await service.part(Dashboard).overview(user)
+    return replace(found, types=found.types[:_SHOWN], lags=found.lags[:_SHOWN])
+
+
 @api.get("/metrics", dependencies=[READ], response_class=PlainTextResponse)
 async def metrics(service: CurrentService, user: User, path: Instance) -> Response:
     """Numbers for Prometheus."""
     user.require_all(path)
+    text = service.metrics.exposition(await asked(service))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def asked(service: Service) -> list[Metric]:
+    """The metrics for which the database is asked, without most of their samples when it does not answer."""
     try:
-        text = service.metrics.exposition(
+        return service.metrics.asked(
             await service.counts(),
             await service.scaling.advice(GAUGE_WAIT_S),
             await pool_views.quarantined_counts(service.database),
@@ -72,13 +92,12 @@ async def metrics(service: CurrentService, user: User, path: Instance) -> Respon
             await largest_keys(service.database),
         )
     except DatabaseUnavailable:
-        text = service.metrics.exposition([], up=False)
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return service.metrics.asked(database=database_families(), up=False)
 
 
-@api.get("/", dependencies=[READ], response_class=HTMLResponse)
+@api.get("/home", dependencies=[READ], response_class=HTMLResponse)
 async def home(service: CurrentService) -> Response:
-    """The home page: a title, the version, and a dashboard of one's own."""
+    """A page with a title, the version, and a frame with a dashboard of one's own."""
     settings = service.settings
     title, frame = html.escape(settings.homepage_title), html.escape(settings.homepage_iframe_url, quote=True)
     shown = f'<iframe src="{frame}" title="dashboard"></iframe>' if frame else ""

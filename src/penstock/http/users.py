@@ -63,11 +63,18 @@ class Users:
         stored = found.secret_hash if found is not None else self._unknown_user
         if not await self._matches(stored, credentials.secret) or found is None:
             raise Refused
-        return Principal(found.name, Role[found.role.upper()], None if found.types is None else frozenset(found.types))
+        return _principal(found)
 
     async def knows(self, user: str) -> bool:
         """See `penstock.http.auth.Authorizer`."""
         return len(user) <= 64 and "\x00" not in user and await users.find_user(self._database, user) is not None
+
+    async def recall(self, user: str) -> tuple[Principal, bytes] | None:
+        """See `penstock.http.auth.Authorizer`."""
+        if len(user) > 64 or "\x00" in user:
+            return None
+        found = await users.find_user(self._database, user)
+        return None if found is None else (_principal(found), found.secret_hash.encode())
 
     async def _matches(self, stored: str, secret: str) -> bool:
         seen = f"{stored}\0{secret}".encode("utf-8", "replace")
@@ -84,6 +91,10 @@ class Users:
                 self._verified.clear()
             self._verified.add(digest)
         return good
+
+
+def _principal(found: users.UserSecret) -> Principal:
+    return Principal(found.name, Role[found.role.upper()], None if found.types is None else frozenset(found.types))
 
 
 def _verify(stored: str, secret: str) -> bool:

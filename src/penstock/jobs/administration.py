@@ -16,7 +16,7 @@ from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
 from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Enqueued, EnqueueOutcome, NewJob, NewJobOptions, make_id, new_job
+from penstock.jobs.models import Enqueued, EnqueueOutcome, GroupReference, NewJob, NewJobOptions, group_id, make_id, new_job
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.jobs.top import TopRecord, check_top, top
 
@@ -93,15 +93,17 @@ class JobAdministration(JobDeclarations):
         status: Status | str | None = None,
         key: str | None = None,
         reason: str | None = None,
+        workflow: GroupReference | None = None,
         limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000.
+        """Jobs, latest first, by type, status, key, reason (`quarantined`) and workflow; at most 1,000.
 
         Args:
             name: Job type; None: all.
             status: Status of the jobs; None: any.
             key: Key of the jobs; None: any.
             reason: Reason for which they ended, such as `quarantined`; None: any.
+            workflow: Job group whose children they are, or its id; None: any.
             limit: Largest number of jobs.
 
         Raises:
@@ -114,7 +116,8 @@ class JobAdministration(JobDeclarations):
             check_choice("status", status, list(Status))
         check_number("limit", limit, 1, 1_000)
         database = await self.context.database()
-        ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason)
+        of = None if workflow is None else group_id(workflow, "workflow")
+        ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason, of)
         if name is not None and not ids:
             known = [type.name for type in await type_queries.job_types(database)]
             if name not in known and not await jobs.list_ids(database, name, None, None, 1):
@@ -129,6 +132,35 @@ class JobAdministration(JobDeclarations):
             id: Id of the job.
         """
         return await jobs.cancel(await self.context.database(), parse_id(id))
+
+    async def set_priority(self, id: UUID | str, priority: int) -> bool:
+        """Give a job that waits another priority; it stands behind those of its type that have it already.
+
+        Args:
+            id: Id of the job.
+            priority: -100 (first) to 100 (last).
+
+        Returns:
+            Whether it has another priority now. A job that runs or has ended stays as it is, and so does one of a pool.
+
+        Raises:
+            InvalidInput: It is no priority.
+        """
+        check_number("priority", priority, -100, 100)
+        wanted = parse_id(id)
+        return wanted in await jobs.set_priority(await self.context.database(), [wanted], priority)
+
+    async def run_now(self, id: UUID | str) -> bool:
+        """Make a job that waits for its time, or for a further attempt, due at once.
+
+        Args:
+            id: Id of the job.
+
+        Returns:
+            Whether it was deferred. Any other job stays as it is: one that is ready, runs, has ended, or waits for others.
+        """
+        wanted = parse_id(id)
+        return wanted in await jobs.run_now(await self.context.database(), [wanted])
 
     async def replay(
         self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False

@@ -17,6 +17,8 @@ import orjson
 from penstock.core import measuring
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.serialization import plain_text
+from penstock.core.signatures import signed_in_slices
+from penstock.jobs import workflow_ticks
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.postgres.database import Database
 
@@ -24,6 +26,8 @@ from penstock.postgres.database import Database
 _new_tuple = tuple.__new__
 
 
+# A released job with an error had been started, and fails when it may start only once.
+_WITH_ERRORS = frozenset((Outcome.FAILED, Outcome.FAILED_FOR_GOOD, Outcome.QUARANTINED, Outcome.RELEASED))
 _SEQ, _LEASE = (itemgetter(ClaimedJob._fields.index(field)) for field in ("seq", "lease"))
 
 
@@ -193,14 +197,20 @@ async def isolate(database: Database, worker: str, begin: bool) -> bool:
     return bool(await database.fetchval("select penstock.isolate($1, $2)", worker, begin))
 
 
-async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:
-    """Settle attempts. Returns the outcomes of those that are not plain successes; "stale" means that nothing changed."""
+async def settle(database: Database, settlements: Sequence[Settlement], version: str | None = None) -> dict[UUID, str]:
+    """Settle attempts. Returns the outcomes of those that are not plain successes; "stale" means that nothing changed.
+
+    Args:
+        database: Database.
+        settlements: The attempts.
+        version: Version of the code that ran them, which their errors get; None: it is not known.
+    """
     if not settlements:
         return {}
     # By column, since a comprehension for each column takes several times as long.
     ids, attempts, leases, outcomes, details, delays, _, written, _, _ = zip(*settlements, strict=True)
     if any(written):
-        return await settle(database, [settlement for settlement in settlements if not settlement.written])
+        return await settle(database, [settlement for settlement in settlements if not settlement.written], version)
     plain = outcomes.count(Outcome.SUCCEEDED) == details.count(None) == len(settlements)
     rows = await database.fetch(
         "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4, $5::jsonb[], $6)",
@@ -208,17 +218,38 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[
         attempts,
         leases,
         None if plain else [str(outcome) for outcome in outcomes],
-        None if plain else details,
+        None if plain else await _with_signatures(outcomes, details, version),
         None if plain else delays,
         retry=True,
     )
-    return {row["id"]: row["outcome"] for row in rows}
+    others = {row["id"]: row["outcome"] for row in rows}
+    if None in others:
+        del others[None]
+        workflow_ticks.tell(database)
+    return others
+
+
+async def _with_signatures(
+    outcomes: Sequence[Outcome], details: Sequence[str | None], version: str | None
+) -> Sequence[str | None]:
+    if _WITH_ERRORS.isdisjoint(outcomes):
+        return details
+    failed = [outcome in _WITH_ERRORS for outcome in outcomes]
+    errors = [detail if one else None for one, detail in zip(failed, details, strict=True)]
+    signed = await signed_in_slices(errors, version)
+    return [error if one else detail for one, error, detail in zip(failed, signed, details, strict=True)]
 
 
 async def confirm_finished(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
     """Take jobs off their leases whose finish has committed. Returns the others: "open" during its transaction, or "held"."""
     rows = await database.fetch("select * from penstock.confirm_finished($1)", ids, retry=True)
     return {row["id"]: row["state"] for row in rows}
+
+
+async def is_open(database: Database, transactions: Sequence[str]) -> bool:
+    """Whether one of these transactions goes on."""
+    statement = "select bool_or(pg_xact_status(each::xid8) = 'in progress') from unnest($1::text[]) as each"
+    return bool(await database.fetchval(statement, transactions, retry=True))
 
 
 async def extend(database: Database, job: ClaimedJob | Settlement, lease: int, duration: timedelta | None) -> int | None:

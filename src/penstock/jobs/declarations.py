@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from typing_extensions import Unpack
 
 from penstock.core.checks import check_flag, check_names, check_number, check_span
+from penstock.core.keys import PayloadForm
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.checks import check_options, check_type_name
 from penstock.jobs.handler import Job, Jobs
@@ -21,6 +22,7 @@ from penstock.settings import Keep
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_OF_HANDLERS = ("key", "executor", "max_batch_size", "linger", "batch_by_key")
 _LONGEST_LINGER = timedelta(seconds=10)
 
 
@@ -53,13 +55,18 @@ class JobOptions(TypedDict, total=False):
     owner: str | None
 
 
-def options_of(what: str, given: Mapping[str, Any]) -> Options:
+def options_of(what: str, given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:
     """The options of a job type, as they are given by name.
+
+    Args:
+        what: What is declared, for messages.
+        given: Options by their names.
+        also: Names of further options of the declaration, which `given` does not have; errors name them too.
 
     Raises:
         InvalidInput: An option does not exist or is not valid.
     """
-    check_names(what, given, JobOptions.__annotations__)
+    check_names(what, given, [*JobOptions.__annotations__, *also])
     values = dict(given)
     if values.get("backoff", values) is None:
         del values["backoff"]
@@ -131,8 +138,8 @@ class JobDeclarations(Declarations):
         if name is not None:
             check_type_name(name)
 
-        chosen = options_of(name or "a job type", options)
-        batch = _batch(name or "a job type", max_batch_size, linger, batch_by_key)
+        chosen = options_of(name or "a job type", options, _OF_HANDLERS)
+        batch = batch_options_of(name or "a job type", max_batch_size, linger, batch_by_key)
 
         def declare(handler: Callable[..., Any]) -> JobType[Any]:
             named = name or getattr(handler, "__name__", "").replace("_", "-")
@@ -143,21 +150,47 @@ class JobDeclarations(Declarations):
         return declare
 
     @overload
-    def job_type(self, name: str, payload: type[T], **options: Unpack[JobOptions]) -> JobType[[T]]: ...
+    def job_type(
+        self, name: str, payload: type[T], *, key: str | Callable[[T], str | None] | None = ..., **options: Unpack[JobOptions]
+    ) -> JobType[[T]]: ...
     @overload
-    def job_type(self, name: str, payload: Any = ..., **options: Unpack[JobOptions]) -> JobType[...]: ...
-    def job_type(self, name: str, payload: Any = Any, **options: Unpack[JobOptions]) -> JobType[...]:
+    def job_type(
+        self,
+        name: str,
+        payload: PayloadForm = ...,
+        *,
+        key: str | Callable[[Any], str | None] | None = ...,
+        **options: Unpack[JobOptions],
+    ) -> JobType[...]: ...
+    @overload
+    def job_type(
+        self,
+        name: str,
+        payload: object,
+        *,
+        key: str | Callable[[T], str | None] | None = ...,
+        **options: Unpack[JobOptions],
+    ) -> JobType[...]: ...
+    def job_type(
+        self,
+        name: str,
+        payload: Any = Any,
+        *,
+        key: str | Callable[[Any], str | None] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> JobType[...]:
         """Declare a job type without a handler, in a process that only enqueues its jobs.
 
         Args:
             name: Name of the type.
             payload: Type of its payloads.
+            key: See `job`.
             options: As for `job`.
 
         Raises:
             InvalidInput: The name or an option is not valid, or the name is already declared.
         """
-        return self.add_type(JobType(self.context, name, payload, options_of(name, options)))
+        return self.add_type(JobType(self.context, name, payload, options_of(name, options, ("key",)), key))
 
     def add_type(self, declared: JobType[P]) -> JobType[P]:
         """Add a job type to those of the application; `job` and `job_type` do so. Raises `InvalidInput` for its name.
@@ -183,7 +216,8 @@ class JobDeclarations(Declarations):
         return declared
 
 
-def _batch(what: str, max_batch_size: int | None, linger: timedelta, by_key: bool) -> BatchOptions | None:
+def batch_options_of(what: str, max_batch_size: int | None, linger: timedelta, by_key: bool) -> BatchOptions | None:
+    """How the handler of a job type gets batches; None: it takes one job. Raises `InvalidInput`."""
     check_span(f"linger of {what}", linger, zero=True)
     check_flag(f"batch_by_key of {what}", by_key)
     if max_batch_size is None:

@@ -11,18 +11,18 @@ from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_many, check_moment, check_number, check_span, check_texts
+from penstock.core.checks import check_choice, check_many, check_moment, check_number, check_span, check_texts
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
 from penstock.jobs.checks import LONGEST_TIMEOUT
-from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, NewJob, make_id
+from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, NewJob, When, group_id, jobs_after, make_id
 from penstock.jobs.queries import JobColumns
 from penstock.jobs.records import parse_id
 from penstock.jobs.transactional import enqueue_through
@@ -175,11 +175,19 @@ def own_options(job: NewJob) -> dict[str, Any] | None:
     if job.unique_for is not None and job.unique is None:
         raise InvalidInput("unique_for is given without unique", hint="Give the key that the job holds for this time: unique=...")
     for name, value in own.items():
-        if OWN_OPTIONS[name] is int:
+        if name == "after":
+            own[name] = [str(id) for id in jobs_after(value)]
+        elif name == "group":
+            own[name] = str(group_id(value))
+        elif name == "when":
+            check_choice("when", value, get_args(When))
+        elif OWN_OPTIONS[name] is int:
             check_number(f"{name} of a job", value, 1, 32_767)
         else:
             check_span(f"{name} of a job", value, longest=LONGEST_TIMEOUT)
             own[name] = value.total_seconds()
+    if "when" in own and "after" not in own:
+        raise InvalidInput("when is given without after", hint="Give the jobs for whose end the job waits: after=...")
     return own or None
 
 

@@ -1,9 +1,9 @@
 """The fetcher: the loop that claims jobs from one source, in batches under load, and waits when there is nothing to claim.
 
 The sources are the queues of a worker's job types (`worker.queue_source`), the keys of the slots that a worker owns in a pool
-(`pools.key_source`), the queues of connections that receive topics (`http.topics.deliveries`), and the type for which a request
-over HTTP waits (`http.workers.claims`). A source decides how much may be claimed and hands the claimed jobs over; the fetcher
-decides when the source looks.
+(`pools.key_source`), the queues of connections that receive topics (`http.topics.delivery_source`), and the type for which a
+request over HTTP waits (`http.workers.claims`). A source decides how much may be claimed and hands the claimed jobs over; the
+fetcher decides when the source looks.
 """
 
 from __future__ import annotations

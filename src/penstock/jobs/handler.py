@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, overload
 from uuid import UUID
 
 from penstock.core.blocking import run_without_loop
@@ -16,9 +16,12 @@ from penstock.core.dependencies import name_of, unwrapped
 from penstock.core.logs import add_context
 from penstock.core.tracing import trace_id_of
 from penstock.errors import Conflict, InvalidInput
+from penstock.jobs.child import ChildJob
 from penstock.jobs.models import Executor
+from penstock.jobs.steps import StepControl
 
 T = TypeVar("T")
+R = TypeVar("R")
 HandlerKind = Literal["async", "thread", "process"]
 
 
@@ -39,6 +42,9 @@ class JobControl(Protocol):
 
     def finish(self, connection: Any, result: Any) -> Coroutine[Any, Any, None]:
         """Finish the job in the transaction of a connection. The call runs on the loop, or without one in a handler's thread."""
+
+    def steps(self) -> StepControl:
+        """The durable steps of this run of the job. Raises `Conflict` where it can have none."""
 
     @property
     def cancelled(self) -> bool:
@@ -129,6 +135,120 @@ class Job(Generic[T]):
         """`finish` for a plain handler in a thread, with a connection or session whose driver blocks."""
         run_without_loop(self._controlled().finish(connection, result))
 
+    @overload
+    async def step(
+        self, name: str, function: Callable[..., Awaitable[R]], /, *args: Any, connection: Any = None, **kwargs: Any
+    ) -> R: ...
+    @overload
+    async def step(self, name: str, function: Callable[..., R], /, *args: Any, connection: Any = None, **kwargs: Any) -> R: ...
+    async def step(self, name: str, function: Callable[..., Any], /, *args: Any, connection: Any = None, **kwargs: Any) -> Any:
+        """Call a function once for this job, and keep what it returns: a further run of the job gets that, without the call.
+
+            @app.job("order")
+            async def order(job: Job[int]) -> None:
+                paid = await job.step("pay", charge, job.data)
+
+        When this returns, the result is committed, and the function is not called again, whatever becomes of this run. A process
+        that dies between the call and the commit calls it again, unless the step is part of your own transaction. The code
+        between steps runs again in each run.
+
+        Args:
+            name: Name of the step, its own in the job: 1 to 200 characters.
+            function: An async function, or a plain one, which runs on the event loop. What it is annotated to return is the type
+                of the result, as with a payload; without annotation it is JSON. At most 256 KiB.
+            args: Arguments of the function.
+            connection: Connection or session with a transaction, as for `finish`: the step is kept when it commits, together
+                with what the function did in it. The function gets it as an argument when you give it one.
+            kwargs: Arguments of the function by name.
+
+        Raises:
+            InvalidInput: The name was used in this run before, the result is too large or not JSON, or the step is to be kept
+                outside a transaction that has another one and stays open: commit that first.
+            Conflict: The job no longer belongs to this worker, it can have no steps, or the name was that of a sleep or a wait.
+        """
+        return await self._controlled().steps().do(name, function, args, kwargs, connection)
+
+    def step_blocking(self, name: str, function: Callable[..., R], /, *args: Any, connection: Any = None, **kwargs: Any) -> R:
+        """`step` for a plain handler in a thread, with a plain function, which runs in that thread."""
+        result: R = self._controlled().steps().do_blocking(name, function, args, kwargs, connection)
+        return result
+
+    async def sleep(self, name: str, duration: timedelta) -> None:
+        """Suspend the job until this time has passed since the first run that came here. It holds no place in a worker meanwhile.
+
+        The run ends here, by an exception that handlers do not catch (it is no `Exception`), and a further run of the same
+        attempt goes on here.
+
+        Args:
+            name: Name of the step, its own in the job.
+            duration: How long, at most ten years.
+
+        Raises:
+            InvalidInput: The name was used in this run before, or the duration is not valid.
+            Conflict: The job no longer belongs to this worker, or cannot be suspended: it may start only once.
+        """
+        await self._controlled().steps().sleep(name, duration)
+
+    def sleep_blocking(self, name: str, duration: timedelta) -> None:
+        """`sleep` for a plain handler in a thread."""
+        steps = self._controlled().steps()
+        steps.blocking(steps.sleep(name, duration))
+
+    @overload
+    async def wait_for(self, name: str, type: type[R], *, timeout: timedelta | None = None) -> R: ...
+    @overload
+    async def wait_for(self, name: str, type: Any = Any, *, timeout: timedelta | None = None) -> Any: ...
+    async def wait_for(self, name: str, type: Any = Any, *, timeout: timedelta | None = None) -> Any:
+        """Wait for a signal to this job (`Penstock.signal`), and return its value. The job is suspended meanwhile, as by `sleep`.
+
+        The first signal of this name counts, also when it came before the wait. A wait that timed out has done so for every
+        further run, and a signal that comes later is refused.
+
+        Args:
+            name: Name of the signal, its own among the steps of the job.
+            type: Type of the value, as of a payload; `Any`: any JSON.
+            timeout: How long to wait, at most ten years; None: for ever.
+
+        Raises:
+            TimeoutError: No signal came in time.
+            Unreadable: The value does not have this type.
+            InvalidInput: The name was used in this run before, or the timeout is not valid.
+            Conflict: The job no longer belongs to this worker, or cannot be suspended: it may start only once.
+        """
+        return await self._controlled().steps().wait_for(name, type, timeout)
+
+    def wait_for_blocking(self, name: str, type: Any = Any, *, timeout: timedelta | None = None) -> Any:
+        """`wait_for` for a plain handler in a thread."""
+        steps = self._controlled().steps()
+        return steps.blocking(steps.wait_for(name, type, timeout))
+
+    async def gather(self, name: str, children: Sequence[ChildJob]) -> list[Any]:
+        """Enqueue jobs, suspend this one until all of them have ended, and return their results, in the order of the children.
+
+            @app.job("album")
+            async def album(job: Job[list[str]]) -> None:
+                sizes = await job.gather("resize", [resize.child(image) for image in job.data])
+
+        The children are those of a job group named `<id of the job>.<name>`: a further run finds them again. They are cancelled
+        when this job fails or is cancelled. Their results are what their types keep (`keep_result=True`), otherwise None.
+
+        Args:
+            name: Name of the step, its own in the job.
+            children: At most 10,000 jobs, as `JobType.child` makes them; use a job group for more.
+
+        Raises:
+            JobFailed: A child did not succeed. A further attempt raises it again: children are not repeated.
+            InvalidInput: The name was used in this run before, a child is not valid, or the results are larger than 256 KiB.
+            Conflict: The job no longer belongs to this worker, cannot be suspended, or had another number of children before.
+        """
+        return await self._controlled().steps().gather(name, children)
+
+    def gather_blocking(self, name: str, children: Sequence[ChildJob]) -> list[Any]:
+        """`gather` for a plain handler in a thread."""
+        steps = self._controlled().steps()
+        gathered: list[Any] = steps.blocking(steps.gather(name, children))
+        return gathered
+
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or its time limit has passed. A plain handler checks this in its loops."""
@@ -138,7 +258,7 @@ class Job(Generic[T]):
         if self.control is None:
             raise Conflict(
                 f"job {self.id} has no connection to its worker in this process",
-                hint="extend(), progress(), log() and finish() work in async handlers and in threads, not in processes.",
+                hint="extend(), progress(), log(), finish() and steps work in async handlers and in threads, not in processes.",
             )
         return self.control
 

@@ -20,7 +20,8 @@ class JobStatistics(JobCounts):
     """Number of jobs of a type, by status, with the rates of the last minute."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
-        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
+        "name": "invoice-shipments", "paused": False, "waiting": 0, "ready": 12, "deferred": 3, "in_progress": 5,
+        "oldest_ready_s": 0.8,
         "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
         "quarantined_last_hour": 0, "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
     })  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, opened_entry
 from penstock.core.serialization import dump_json, load_json
+from penstock.core.signatures import signed_in_slices
 from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.queries import JobColumns, enqueue_arguments
 from penstock.jobs.records import JobTypeRecord, Status
@@ -54,6 +56,25 @@ class Callback:
     detail: str | None = None
 
 
+class SettledAttempt(NamedTuple):
+    """What became of a callback: succeeded, retried, failed, cancelled, stale or unknown.
+
+    `wait_s` and `run_s`: from when the job could run to its claim, and from there to the callback; None: it was not claimed.
+    """
+
+    outcome: str
+    wait_s: float | None
+    run_s: float | None
+
+
+class Held(NamedTuple):
+    """A job that is not finished: its type, how long it waited for its claim, and since when it runs; None: it is not claimed."""
+
+    name: str
+    wait_s: float | None
+    run_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class StoredJob:
     """A job as it is stored, queued or archived. JSON remains text, so that no parser rounds its numbers."""
@@ -84,6 +105,9 @@ class StoredJob:
     snoozes: int
     log: str | None
     encrypted: bool
+    after: list[UUID]
+    when: str
+    workflow: UUID | None
     updated_at: datetime
 
     @property
@@ -129,17 +153,19 @@ def put_of(outcome: EnqueueOutcome, job: StoredJob) -> Put:
     )
 
 
-async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> list[str]:
-    """Settle jobs by the attempts left. Returns outcomes in order: succeeded, retried, failed, cancelled, stale or unknown."""
+async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> list[SettledAttempt]:
+    """Settle jobs by the attempts left. Returns what became of each, in order."""
+    errors = await signed_in_slices([None if one.outcome == "succeeded" else one.detail for one in callbacks])
+    details = [one.detail if one.outcome == "succeeded" else error for one, error in zip(callbacks, errors, strict=True)]
     rows = await database.fetch(
-        "select outcome from penstock.settle_attempts($1, $2, $3::smallint[], $4, $5::jsonb[]) order by ordinal",
+        "select outcome, wait_s, run_s from penstock.settle_attempts($1, $2, $3::smallint[], $4, $5::jsonb[]) order by ordinal",
         [callback.name for callback in callbacks],
         [callback.id for callback in callbacks],
         [callback.attempts_left for callback in callbacks],
         [callback.outcome for callback in callbacks],
-        [callback.detail for callback in callbacks],
+        details,
     )
-    return [row[0] for row in rows]
+    return [SettledAttempt(*row) for row in rows]
 
 
 async def leave_to_callback(database: Database, jobs: Sequence[tuple[UUID, int, int]]) -> int:
@@ -185,6 +211,11 @@ def hidden_text(text: str | None, word: str = "message") -> str | None:
     return f'"{ENCRYPTED}"' if is_envelope(value) else text
 
 
+def hidden_step(text: str | None) -> str | None:
+    """The result of a step of an encrypted job, or a signal, as JSON text: the word "encrypted" in the place of an envelope."""
+    return f'"{ENCRYPTED}"' if text is not None and is_envelope(load_json(text)) else text
+
+
 async def attempts_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
     """Attempt and lease of the jobs that are not finished."""
     found: dict[UUID, tuple[int, int | None]] = {}
@@ -206,10 +237,11 @@ async def page_of_jobs(
     limit: int = 100,
     before: tuple[datetime, UUID] | None = None,
     reason: str | None = None,
+    workflow: UUID | None = None,
 ) -> list[tuple[UUID, datetime]]:
     """Ids and times of one page of jobs, latest first."""
     rows = await database.fetch(
-        "select * from penstock.page_of_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        "select * from penstock.page_of_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         archived,
         names,
         status,
@@ -219,6 +251,7 @@ async def page_of_jobs(
         limit,
         *(before or (None, None)),
         reason,
+        workflow,
     )
     return [(row["id"], row["at"]) for row in rows]
 
@@ -234,10 +267,46 @@ async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["name"] for row in rows}
 
 
-async def names_of_worker(database: Database, id: str) -> list[str] | None:
-    """The job types of a worker; None: there is no such worker."""
-    row = await database.fetchrow("select names from penstock.workers where id = $1", id)
-    return None if row is None else list(row["names"])
+async def held(database: Database, ids: Sequence[UUID]) -> dict[UUID, Held]:
+    """The jobs that are not finished, with their times until now."""
+    rows = await database.fetch(
+        """
+        select job.id, job.name,
+            extract(epoch from lease.started_at - greatest(penstock.shown_time(job.run_after), job.created_at))::double precision,
+            extract(epoch from penstock.clock() - lease.started_at)::double precision
+        from penstock.queued_jobs as job
+        left join penstock.leases as lease on lease.id = job.lease
+        where job.id = any($1)
+        """,
+        ids,
+    )
+    return {id: Held(*times) for id, *times in map(tuple, rows)}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOf:
+    """What a worker works on, by name; the consumers as stream/group."""
+
+    names: list[str]
+    pools: list[str]
+    consumers: list[str]
+    schedules: list[str]
+    leader_tasks: list[str]
+
+
+async def work_of(database: Database, id: str) -> WorkOf | None:
+    """What a worker works on; None: there is no such worker."""
+    row = await database.fetchrow("select names, metadata::text as metadata from penstock.workers where id = $1", id)
+    if row is None:
+        return None
+    told = load_json(row["metadata"])
+
+    def of(kind: str) -> list[str]:
+        # A worker says of itself what it likes.
+        given = told.get(kind) if isinstance(told, dict) else None
+        return [str(name) for name in given if name is not None] if isinstance(given, list) else []
+
+    return WorkOf(list(row["names"]), of("pools"), of("consumers"), of("schedules"), of("leader_tasks"))
 
 
 async def job_type(database: Database, name: str) -> JobTypeRecord | None:

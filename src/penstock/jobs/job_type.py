@@ -13,6 +13,7 @@ from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import type_queries
+from penstock.jobs.child import ChildJob
 from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
 from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, new_job
@@ -35,8 +36,8 @@ class Declarer(Protocol):
     def works(self) -> bool:
         """Whether it gives a worker something to run besides the handler of the type."""
 
-    async def declare_type(self, database: Database, options: Options) -> None:
-        """Write the job type into the database, with the pool or subscription that it belongs to."""
+    async def declare_type(self, database: Database, options: Options, *, again: bool) -> None:
+        """Write the job type into the database, with the pool or subscription that it belongs to. See `JobType.ensure`."""
 
 
 class JobType(Generic[P]):
@@ -80,13 +81,13 @@ class JobType(Generic[P]):
         plain: Codec[Any] = Codec(signature.payload, self.name)
         self.codec = SealedCodec(plain, self.context.keyring, *self.owner) if self.declared.encrypted else plain
         check_key(f"job type {self.name}", signature.payload, self._key)
-        self._key_of: KeyOf | None = None
+        self.key_of: KeyOf | None = None
         what = f"a job of type {self.name}"
         if isinstance(self._key, str):
             hint = "Give the payload this field, or the job a key: .options(key=...)."
-            self._key_of = key_of_field(what, self._key, False, self.codec.check, hint)
+            self.key_of = key_of_field(what, self._key, False, self.codec.check, hint)
         elif self._key is not None:
-            self._key_of = key_by(what, self._key)
+            self.key_of = key_by(what, self._key)
 
     def handled_by(self, function: Callable[..., Any], executor: Executor = "auto", batch: BatchOptions | None = None) -> None:
         """Set the handler.
@@ -165,27 +166,40 @@ class JobType(Generic[P]):
     async def declare(self) -> None:
         """Write the job type with its options into the database, with its pool or its subscription where it has one.
 
-        This happens once for each database; an enqueue without `connection=` does it implicitly.
+        It creates a type again that was dropped, which an enqueue does not do.
 
         Raises:
             InvalidInput: An option is not valid.
             Conflict: The name is in use for something else.
         """
+        await self._declare(await self.context.database(), again=True)
+
+    async def ensure(self, *, again: bool) -> None:
+        """`declare`, once for each database.
+
+        Args:
+            again: Whether to create the type again when it was dropped.
+
+        Raises:
+            NotFound: The type was dropped, and is not to be created again.
+        """
         database = await self.context.database()
-        if ("job", self.name) in database.declared:
-            return
+        if ("job", self.name) not in database.declared:
+            await self._declare(database, again=again)
+
+    async def _declare(self, database: Database, *, again: bool) -> None:
         if self.declarer is not None:
-            await self.declarer.declare_type(database, self.declared)
+            await self.declarer.declare_type(database, self.declared, again=again)
         else:
-            await type_queries.declare_job_type(database, self.name, self.declared.as_json())
+            await type_queries.declare_job_type(database, self.name, self.declared.as_json(), again=again)
         database.declared["job", self.name] = True
 
-    async def _ready(self) -> None:
-        """Write the declaration when the type was declared after the application was opened.
+    async def declare_if_allowed(self) -> None:
+        """Write the declaration when the type was declared after the application was opened, unless it was dropped.
 
         A role that only enqueues may not write it, and relies on the workers or an administrator to have done so.
         """
-        if not await unless_refused(self.declare()):
+        if not await unless_refused(self.ensure(again=False)):
             (await self.context.database()).declared["job", self.name] = False
 
     def options(
@@ -220,11 +234,20 @@ class JobType(Generic[P]):
         """
         return NewJob(self.signature.payload_of(self.name, args, kwargs))
 
+    def child(self, *args: P.args, **kwargs: P.kwargs) -> ChildJob:
+        """A job with these arguments, for `Job.gather`.
+
+        Args:
+            args: Arguments by position, as for `enqueue`.
+            kwargs: Arguments by name, as for `enqueue`.
+        """
+        return ChildJob(self, self.new(*args, **kwargs))
+
     async def enqueue_many(self, new: Iterable[NewJob | Any], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs: `NewJob`s, as `new` makes them, or payloads. See `Penstock.enqueue_many`."""
         if connection is None or self.context.is_open:
-            await self._ready()
-        return await enqueue_many(self.context, self.name, self.codec, new, connection, self._key_of)
+            await self.declare_if_allowed()
+        return await enqueue_many(self.context, self.name, self.codec, new, connection, self.key_of)
 
 
 class JobCall(Generic[P]):
@@ -248,6 +271,22 @@ class JobCall(Generic[P]):
         """These options with a connection of the caller."""
         return type(self)(self.type, self._new, connection)
 
+    @property
+    def given(self) -> NewJob:
+        """The options, as a job without a payload."""
+        return self._new
+
+    async def enqueue_many(self, payloads: Iterable[Any]) -> list[Enqueued]:
+        """Enqueue many jobs with these options: a job for each payload. See `Penstock.enqueue_many`.
+
+        Args:
+            payloads: Their payloads.
+        """
+        if self._new.id is not None:
+            raise InvalidInput("an id is given for many jobs", hint="Give each job its id: enqueue_many([NewJob(data, id=...)]).")
+        new = [replace(self._new, data=data) for data in payloads]
+        return await self.type.enqueue_many(new, connection=self.connection)
+
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`."""
         return (await self.type.enqueue_many([self.new(*args, **kwargs)], connection=self.connection))[0]
@@ -255,3 +294,7 @@ class JobCall(Generic[P]):
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these options and arguments, for `enqueue_many`."""
         return replace(self._new, data=self.type.signature.payload_of(self.type.name, args, kwargs))
+
+    def child(self, *args: P.args, **kwargs: P.kwargs) -> ChildJob:
+        """A job with these options and arguments, for `Job.gather`."""
+        return ChildJob(self.type, self.new(*args, **kwargs))

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 from uuid import UUID
 
 import asyncpg.pgproto.pgproto
 import uuid_utils
 
 from penstock.core.checks import check_names
+from penstock.errors import InvalidInput
+from penstock.jobs.records import parse_id
 
 Executor = Literal["auto", "thread", "process"]
+When = Literal["succeeded", "finished"]
+
+
+class HasId(Protocol):
+    """What has an id, such as a job group."""
+
+    @property
+    def id(self) -> UUID:
+        """Its id."""
+
+
+JobReference: TypeAlias = "UUID | str | HasId"
+"""A job, or a job group: its id, the receipt of its enqueue, or the group."""
+
+GroupReference: TypeAlias = "UUID | HasId"
+"""A job group, or its id."""
 
 
 class EnqueueOutcome(enum.StrEnum):
@@ -25,12 +43,14 @@ class EnqueueOutcome(enum.StrEnum):
         DUPLICATE: A job with its id is queued or running already.
         COALESCED: A job with its unique key is queued already.
         ARCHIVED: A job with its id is finished already.
+        WAITING: It waits for the jobs after which it is to run.
     """
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
     COALESCED = "coalesced"
     ARCHIVED = "archived"
+    WAITING = "waiting"
 
 
 class Outcome(enum.StrEnum):
@@ -43,6 +63,7 @@ class Outcome(enum.StrEnum):
     CANCELLED = "cancelled"
     RELEASED = "released"
     SNOOZED = "snoozed"
+    SUSPENDED = "suspended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +82,10 @@ class NewJob:
         time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
         unique_for: How long the job holds its unique key from the enqueue on, also when it has ended; it always holds the key
             while it waits or runs. None: it holds the key while it is queued.
+        after: Jobs for which it waits, at most 100: ids, or receipts of an enqueue; one, or a sequence. When one of them does not
+            succeed, it is cancelled with the reason `dependency`. None: it waits for none.
+        when: "finished": it runs when those jobs have ended, however they ended. None and "succeeded": when they have succeeded.
+        group: Job group of which it is a child: the group, or its id. None: it is in none.
     """
 
     data: Any = field(default_factory=dict)
@@ -73,6 +98,9 @@ class NewJob:
     max_attempts: int | None = None
     time_limit: timedelta | None = None
     unique_for: timedelta | None = None
+    after: JobReference | Sequence[JobReference] | None = None
+    when: When | None = None
+    group: GroupReference | None = None
 
     @property
     def own(self) -> dict[str, Any]:
@@ -90,6 +118,9 @@ class KeyedJobOptions(TypedDict, total=False):
     max_attempts: int | None
     time_limit: timedelta | None
     unique_for: timedelta | None
+    after: JobReference | Sequence[JobReference] | None
+    when: When | None
+    group: GroupReference | None
 
 
 class NewJobOptions(KeyedJobOptions, total=False):
@@ -105,8 +136,19 @@ def new_job(name: str, data: Any, options: KeyedJobOptions, key: str | None = No
     return NewJob(data, **options) if key is None else NewJob(data, key=key, **options)
 
 
-OWN_OPTIONS: Mapping[str, type] = {"max_attempts": int, "time_limit": timedelta, "unique_for": timedelta}
+OWN_OPTIONS: Mapping[str, type] = {
+    "max_attempts": int,
+    "time_limit": timedelta,
+    "unique_for": timedelta,
+    "after": list,
+    "when": str,
+    "group": UUID,
+}
 """The options of a job that travel in one document, `p_options` of penstock.enqueue_many, with their types."""
+
+
+MOST_AFTER = 100
+"""For how many jobs a job can wait; `penstock.checked_after` has the same number."""
 
 
 OWN_FIELDS = {name: f"{name}_s" if kind is timedelta else name for name, kind in OWN_OPTIONS.items()}
@@ -125,6 +167,24 @@ class Enqueued(NamedTuple):
 
     id: UUID
     outcome: EnqueueOutcome
+
+
+def jobs_after(given: Any) -> list[UUID]:
+    """The ids of the jobs that `after` names: ids or receipts, one or several. Raises `InvalidInput`."""
+    jobs = [given] if isinstance(given, (UUID, str)) or hasattr(given, "id") else given
+    if not isinstance(jobs, Sequence) or not jobs:
+        raise InvalidInput(f"after names no job: {given!r:.100}", hint="Give ids or receipts of jobs: after=[pdf, invoice].")
+    return list(dict.fromkeys(parse_id(job if isinstance(job, (UUID, str)) else getattr(job, "id", "")) for job in jobs))
+
+
+def group_id(given: Any, what: str = "group") -> UUID:
+    """The id of the job group that the option `what` names. Raises `InvalidInput`."""
+    id = getattr(given, "id", given)
+    if not isinstance(id, UUID):
+        raise InvalidInput(
+            f"{what} must be a job group, or its id, not {given!r:.100}", hint="async with app.job_group(...) as group"
+        )
+    return id
 
 
 class ClaimedJob(NamedTuple):

@@ -39,6 +39,13 @@ def opened(record: JobRecord, keyring: Keyring) -> JobRecord:
     )
 
 
+def result_of(record: JobRecord, keyring: Keyring) -> Any:
+    """The result of a job for a program that uses it. Raises `Unreadable`, or `KeyMissing`, where a reader sees a word."""
+    if not record.encrypted or not is_envelope(record.result):
+        return record.result
+    return load_json(keyring.open(orjson.dumps(record.result).decode(), owned_by("result", record.name, str(record.id))))
+
+
 def open_value(value: Any, keyring: Keyring, *owners: bytes) -> Any:
     """The document of an envelope that one of these owners may have; every other value is returned as it is."""
     if not is_envelope(value):

@@ -120,6 +120,12 @@ async def run_now(database: Database, ids: Sequence[UUID]) -> set[UUID]:
     return {row["run_now"] for row in await database.fetch("select * from penstock.run_now($1)", ids, retry=True)}
 
 
+async def set_priority(database: Database, ids: Sequence[UUID], priority: int) -> set[UUID]:
+    """Give jobs that wait another priority, at most 10,000 in one call. Returns those that it changed. Raises `InvalidInput`."""
+    rows = await database.fetch("select * from penstock.set_priority($1, $2)", ids, priority, retry=True)
+    return {row["set_priority"] for row in rows}
+
+
 async def cancel(database: Database, id: UUID) -> str:
     """Cancel a job. Returns "cancelled", "cancelling", or the status of a finished job. Raises `NotFound`."""
     return str(await database.fetchval("select penstock.cancel($1)", id, retry=False))
@@ -149,11 +155,17 @@ async def why(database: Database, id: UUID) -> Why:
 
 
 async def list_ids(
-    database: Database, name: str | None, status: str | None, key: str | None, limit: int, reason: str | None = None
+    database: Database,
+    name: str | None,
+    status: str | None,
+    key: str | None,
+    limit: int,
+    reason: str | None = None,
+    workflow: UUID | None = None,
 ) -> list[UUID]:
     """Ids of jobs, latest first."""
-    query = "select * from penstock.list_jobs($1, $2, $3, $4, p_reason => $5)"
-    rows = await database.fetch(query, name, status, key, limit, reason)
+    query = "select * from penstock.list_jobs($1, $2, $3, $4, p_reason => $5, p_workflow => $6)"
+    rows = await database.fetch(query, name, status, key, limit, reason, workflow)
     return [row[0] for row in rows]
 
 
@@ -206,4 +218,7 @@ def _record(row: Any) -> JobRecord:
         snoozes=row["snoozes"],
         log=log_of(row["log"]),
         encrypted=row["encrypted"],
+        after=tuple(row["after"]),
+        when=row["run_when"],
+        workflow=row["workflow"],
     )

@@ -69,6 +69,7 @@ class Status(enum.StrEnum):
     """Status of a job; the last four are terminal.
 
     Attributes:
+        WAITING: It waits for other jobs, after which it is to run.
         QUEUED: It waits, for a worker or for its time.
         IN_PROGRESS: It belongs to a worker.
         SUCCEEDED: Its handler returned.
@@ -77,6 +78,7 @@ class Status(enum.StrEnum):
         CANCELLED: It was cancelled.
     """
 
+    WAITING = "waiting"
     QUEUED = "queued"
     IN_PROGRESS = "in-progress"
     SUCCEEDED = "succeeded"
@@ -87,7 +89,7 @@ class Status(enum.StrEnum):
     @property
     def finished(self) -> bool:
         """Whether the job is archived."""
-        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+        return self not in (Status.WAITING, Status.QUEUED, Status.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,17 @@ class JobRecord:
         replay_of: Id of the job that this one repeats, or None.
         cancel_requested_at: Time at which its cancellation was requested, or None.
         reason: Why the job ended where its status does not say it: `quarantined` when no worker can read it or it kills its
-            workers.
+            workers, `dependency` when a job after which it was to run did not succeed, `group` when its job group failed
+            or was cancelled, `purged` or `dropped` when its type was.
         replayed_by: Ids of the jobs that repeat this one.
         time_limit: The job's own time limit; None: that of its type.
         snoozes: How often its handler put it off.
         log: The newest lines that its handler logged; lists of jobs leave it out.
         encrypted: Whether documents of it (data, result, progress, errors) are stored encrypted. In the place of a document for
             which the reader has no key stands the text "encrypted"; an error then has its type, and this text as its message.
+        after: Ids of the jobs for which it waits, or waited before it was queued.
+        when: How these jobs have to end: "succeeded", or "finished" for any end.
+        workflow: Id of the workflow of which it is a part, such as a job group, or None.
     """
 
     id: JobId
@@ -152,6 +158,9 @@ class JobRecord:
     snoozes: int = 0
     log: tuple[LogLine, ...] = ()
     encrypted: bool = False
+    after: tuple[JobId, ...] = ()
+    when: str = "succeeded"
+    workflow: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +168,19 @@ class Why:
     """Why a job waits: the first condition that must change before it can start.
 
     Attributes:
-        reason: Machine-readable reason: `deferred`, `retry`, `snoozed`, `expired`, `paused`, `no-worker` (no live worker has its
-            type), `no-key` (it is encrypted, and no live worker has its key), `quarantined-key`, `paused-key`, `unplaced`,
-            `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`, `key-rate`, `alone` (to run alone after crashes),
-            `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running` or `finished`.
+        reason: Machine-readable reason: `dependencies` (it waits for other jobs), `deferred`, `retry`, `snoozed`, `expired`,
+            `paused`, `no-worker` (no live worker has its type), `no-key` (it is encrypted, and no live worker has its key),
+            `quarantined-key`, `paused-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`,
+            `key-rate`, `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not
+            wait `running` or `finished`.
         message: A sentence for people.
         since: Time at which the reason began, where that is known.
         until: Time at which the reason ends by itself, where that is known.
-        by_job: Job that holds its key.
+        by_job: Job that holds its key, or the first for which it waits.
         worker: Worker, or member of the pool, that holds it or its key.
         used: Number of places of the limit that are taken.
         most: Number of places of the limit.
-        ahead: Number of jobs in front of it, at most 1,000.
+        ahead: Number of jobs in front of it, at most 1,000, or for which it waits.
         expires_at: Time at which it expires unless it has started.
     """
 
@@ -188,7 +198,7 @@ class Why:
     message: Annotated[str, Field(description="For people.")]
     since: datetime | None
     until: Annotated[datetime | None, Field(description="When it ends by itself, where that is known.")]
-    by_job: Annotated[JobId | None, Field(description="The job that holds its key.")]
+    by_job: Annotated[JobId | None, Field(description="The job that holds its key, or the first for which it waits.")]
     worker: Annotated[str | None, Field(description="Who holds it.")]
     used: Annotated[int | None, Field(description="Places of the limit that are taken.")]
     most: int | None
@@ -296,6 +306,7 @@ class JobCounts:
     Attributes:
         name: Name of the job type.
         paused: Whether the type is paused.
+        waiting: Number of jobs that wait for other jobs.
         ready: Number of jobs that could start now.
         deferred: Number of jobs that wait for their time.
         in_progress: Number of jobs that belong to a worker.
@@ -308,6 +319,7 @@ class JobCounts:
 
     name: str
     paused: bool
+    waiting: int
     ready: int
     deferred: int
     in_progress: int

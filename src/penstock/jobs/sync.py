@@ -26,7 +26,7 @@ class SyncJobType(Generic[P]):
     def declare(self) -> None:
         """Write the job type with its options into the database, with its pool or its subscription where it has one.
 
-        This happens once for each database; an enqueue without `connection=` does it implicitly.
+        It creates a type again that was dropped, which an enqueue does not do.
 
         Raises:
             InvalidInput: An option is not valid.
@@ -63,6 +63,14 @@ class SyncJobCall(Generic[P]):
     def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
+
+    def enqueue_many(self, payloads: Iterable[Any]) -> list[Enqueued]:
+        """Enqueue many jobs with these options: a job for each payload. See `Penstock.enqueue_many`.
+
+        Args:
+            payloads: Their payloads.
+        """
+        return self._loop.run(self._of.enqueue_many(payloads), connection=self._of.connection)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`."""

@@ -32,11 +32,15 @@ async def change_job_type(database: Database, name: str, options: dict[str, Any]
     return job_type_of(row)
 
 
-async def declare_job_type(database: Database, name: str, options: dict[str, Any], *, retry: bool = False) -> JobTypeRecord:
-    """Create a job type, or change it when this declaration differs from the last one."""
-    row = await database.fetchrow(
-        "select * from penstock.declare_job_type($1, $2::jsonb)", name, dump_options(f"job type {name}", options), retry=retry
-    )
+async def declare_job_type(
+    database: Database, name: str, options: dict[str, Any], *, again: bool = True, retry: bool = False
+) -> JobTypeRecord:
+    """Create a job type, or change it when this declaration differs from the last one.
+
+    `again`: also one that was dropped; otherwise that raises `NotFound`.
+    """
+    query = "select * from penstock.declare_job_type($1, $2::jsonb, $3)"
+    row = await database.fetchrow(query, name, dump_options(f"job type {name}", options), again, retry=retry)
     return job_type_of(row)
 
 

@@ -56,11 +56,33 @@ async def prune(database: Database, keep: timedelta | None) -> dict[str, int]:
 
 
 async def register_worker(
-    database: Database, worker: str, names: Sequence[str], host: str, pid: int, concurrency: int, dead_after: timedelta
+    database: Database,
+    worker: str,
+    names: Sequence[str],
+    host: str,
+    pid: int,
+    concurrency: int,
+    dead_after: timedelta,
+    works_on: Mapping[str, Sequence[str]] | None = None,
+    *,
+    version: str | None = None,
+    code_version: str | None = None,
 ) -> None:
-    """Register a worker. Raises `Conflict` when its id is taken."""
+    """Register a worker. Raises `Conflict` when its id is taken.
+
+    `works_on`: names beside those of job types, by kind: pools, consumers, schedules, leader_tasks. `version`: of Penstock;
+    `code_version`: of the application's code.
+    """
+    versions = {"version": version, "code_version": code_version}
     await database.fetch(
-        "select penstock.register_worker($1, $2, $3, $4, $5, $6)", worker, names, host, pid, concurrency, dead_after
+        "select penstock.register_worker($1, $2, $3, $4, $5, $6, $7::jsonb)",
+        worker,
+        names,
+        host,
+        pid,
+        concurrency,
+        dead_after,
+        orjson.dumps({**(works_on or {}), **{name: value for name, value in versions.items() if value is not None}}).decode(),
     )
 
 

@@ -9,13 +9,13 @@ from uuid import UUID
 from penstock.errors import InvalidInput
 from penstock.jobs.models import make_id
 from penstock.operations import queries
-from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
+from penstock.operations.models import Erasure, ErasurePreview, JobFilter, OperationKind, OperationPreview, OperationRecord
 from penstock.operations.sync import SyncOperations
 from penstock.postgres.context import Context
 
 
 class Operations:
-    """Cancels, replays and purges all jobs that match a filter. Workers do it in batches, whatever happens to this program.
+    """Cancels, replays, purges, reorders or runs now all jobs that match a filter, and erases. Workers do it.
 
     Args:
         context: Database of the application.
@@ -29,27 +29,33 @@ class Operations:
         """The blocking half, for threads without an event loop."""
         return SyncOperations(self, self._context.background)
 
-    async def preview(self, kind: OperationKind, filter: JobFilter) -> OperationPreview:
+    async def preview(self, kind: OperationKind, filter: JobFilter, *, priority: int | None = None) -> OperationPreview:
         """How many jobs an operation would change now, and some of them. Nothing is changed.
 
         Args:
             kind: See `start`.
             filter: Which jobs.
+            priority: See `start`.
 
         Raises:
             InvalidInput: The filter has no condition, or one that does not apply.
             NotFound: There is no such job type.
         """
-        return await queries.preview(await self._context.database(), kind, filter)
+        return await queries.preview(await self._context.database(), kind, filter, priority)
 
-    async def start(self, kind: OperationKind, filter: JobFilter, *, id: UUID | str | None = None) -> OperationRecord:
+    async def start(
+        self, kind: OperationKind, filter: JobFilter, *, priority: int | None = None, id: UUID | str | None = None
+    ) -> OperationRecord:
         """Start an operation on the jobs that match now, and return at once; see `wait`.
 
         Args:
             kind: `cancel`: queued jobs are archived as cancelled, and the handlers of running ones are told. `replay`: finished
                 jobs are enqueued again, unless a replay of them waits, runs or has succeeded. `purge`: queued jobs are archived
-                as cancelled with the reason `purged`, and running ones go on.
+                as cancelled with the reason `purged`, and running ones go on. `set-priority`: jobs that wait get the priority
+                `priority`, each behind those that have it already; jobs of pools have none. `run-now`: jobs that wait for their
+                time, or for a further attempt, are due at once.
             filter: Which jobs.
+            priority: Of `set-priority` the new priority, -100 (first) to 100 (last); otherwise None.
             id: Id of the operation, so that a repeated call starts one; None: a new UUIDv7.
 
         Raises:
@@ -58,8 +64,35 @@ class Operations:
             Conflict: The id is that of another operation.
         """
         return await queries.start(
-            await self._context.database(), kind, filter, make_id() if id is None else parse_operation_id(id)
+            await self._context.database(), kind, filter, make_id() if id is None else parse_operation_id(id), priority
         )
+
+    async def preview_erasure(self, erasure: Erasure) -> ErasurePreview:
+        """What an erasure would remove now. It reads all jobs and events, and changes nothing; it does not look into lakes.
+
+        Args:
+            erasure: What is to be removed.
+
+        Raises:
+            InvalidInput: There is neither a key nor a field with its value, or both.
+        """
+        return await queries.preview_erasure(await self._context.database(), erasure)
+
+    async def erase(self, erasure: Erasure, *, id: UUID | str | None = None) -> OperationRecord:
+        """Start to remove all that belongs to a key or to a value of a field, and return at once; see `wait`.
+
+        What is enqueued, appended or published after the start is not part of it. docs/erasure.md says what is removed.
+
+        Args:
+            erasure: What is to be removed.
+            id: Id of the operation, so that a repeated call starts one; None: a new UUIDv7.
+
+        Raises:
+            InvalidInput: There is neither a key nor a field with its value, or both.
+            Conflict: Payloads whose fields cannot be seen exist, and the erasure does not skip them; or the id is that of
+                another operation.
+        """
+        return await queries.erase(await self._context.database(), erasure, make_id() if id is None else parse_operation_id(id))
 
     async def find(self, id: UUID | str) -> OperationRecord:
         """An operation, and how far it is.

@@ -22,7 +22,7 @@ class _Found:
 
     works = False
 
-    async def declare_type(self, database: Database, options: Options) -> None:
+    async def declare_type(self, database: Database, options: Options, *, again: bool) -> None:
         """See `Declarer`."""
 
 

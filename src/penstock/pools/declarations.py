@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 from typing_extensions import Unpack
 
 from penstock.core.checks import check_names
+from penstock.core.keys import PayloadForm
 from penstock.groups.assignors import KeyAssign
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.job_type import JobType
@@ -45,7 +46,7 @@ class PoolDeclarations(JobDeclarations):
         name: str,
         payload: type[T],
         *,
-        key: str | Callable[[Any], str | None] | None = ...,
+        key: str | Callable[[T], str | None] | None = ...,
         assign: KeyAssign | None = ...,
         **options: Unpack[PoolSettings],
     ) -> Pool[T]: ...
@@ -53,9 +54,19 @@ class PoolDeclarations(JobDeclarations):
     def pool(
         self,
         name: str,
-        payload: Any = ...,
+        payload: PayloadForm = ...,
         *,
         key: str | Callable[[Any], str | None] | None = ...,
+        assign: KeyAssign | None = ...,
+        **options: Unpack[PoolSettings],
+    ) -> Pool[Any]: ...
+    @overload
+    def pool(
+        self,
+        name: str,
+        payload: object,
+        *,
+        key: str | Callable[[T], str | None] | None = ...,
         assign: KeyAssign | None = ...,
         **options: Unpack[PoolSettings],
     ) -> Pool[Any]: ...
@@ -82,7 +93,7 @@ class PoolDeclarations(JobDeclarations):
             InvalidInput: An option does not exist or is not valid.
         """
         what = f"pool {name}"
-        check_names(what, options, PoolSettings.__annotations__)
+        check_names(what, options, [*PoolSettings.__annotations__, "key", "assign"])
         of_jobs = {option: value for option, value in options.items() if option in JobOptions.__annotations__}
         of_pool: dict[str, Any] = {option: value for option, value in options.items() if option not in of_jobs}
         if of_pool.get("weights", {}) is None:

@@ -152,7 +152,9 @@ class KeyQueues:
         queue.unsettled[result.id] = result
         if (began := self._began.pop(result.id, None)) is not None:
             self.duration_s += 0.1 * (time.monotonic() - began - self.duration_s)
-        again = result.outcome is Outcome.RELEASED or (self.blocking and result.outcome in (Outcome.FAILED, Outcome.SNOOZED))
+        again = result.outcome is Outcome.RELEASED or (
+            self.blocking and result.outcome in (Outcome.FAILED, Outcome.SNOOZED, Outcome.SUSPENDED)
+        )
         self._settle(result)
         if again:
             self._close(queue)

@@ -292,11 +292,12 @@ class Pool(PoolControl, Generic[T]):
         if not self.found:
             await declare(await self._context.database(), self.worked())
 
-    async def declare_type(self, database: Database, options: Options) -> None:
+    async def declare_type(self, database: Database, options: Options, *, again: bool = True) -> None:
         """See `Declarer`.
 
         Args:
             database: Database to declare the type in.
             options: Options of the job type, as JSON.
+            again: Whether to create the pool again when it was dropped.
         """
-        await declare(database, self.worked())
+        await declare(database, self.worked(), again=again)

@@ -123,9 +123,7 @@ class PoolControl:
             after: Last key of the page before; None: the first page.
             limit: Largest number of keys.
         """
-        if after is not None:
-            check_text("after", after)
-        check_number("limit", limit, 1, 1_000)
+        _check_page(after, limit)
         return await pool_views.paused_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
@@ -135,9 +133,7 @@ class PoolControl:
             after: Last key of the page before; None: the first page.
             limit: Largest number of keys.
         """
-        if after is not None:
-            check_text("after", after)
-        check_number("limit", limit, 1, 1_000)
+        _check_page(after, limit)
         return await pool_views.quarantined_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def release_key(self, key: str) -> None:
@@ -178,7 +174,11 @@ class PoolControl:
         """
         if key is not None:
             check_text("key", key)
-        if after is not None:
-            check_text("after", after)
-        check_number("limit", limit, 1, 1_000)
+        _check_page(after, limit)
         return await pool_views.pool_jobs(await self._context.database(), self.name, key=key, after=after, limit=limit)
+
+
+def _check_page(after: str | None, limit: int) -> None:
+    if after is not None:
+        check_text("after", after)
+    check_number("limit", limit, 1, 1_000)

@@ -57,14 +57,24 @@ class StandingJob:
 
 
 async def declare_pool(
-    database: Database, name: str, options: Mapping[str, Any], type_options: Mapping[str, Any], *, retry: bool = False
+    database: Database,
+    name: str,
+    options: Mapping[str, Any],
+    type_options: Mapping[str, Any],
+    *,
+    again: bool = True,
+    retry: bool = False,
 ) -> None:
-    """Create a pool, or change it when this declaration differs from the last one. Raises `InvalidInput`, `Conflict`."""
+    """Create a pool, or change it when this declaration differs from the last one. Raises `InvalidInput`, `Conflict`.
+
+    `again`: also one that was dropped; otherwise that raises `NotFound`.
+    """
     await database.fetch(
-        "select penstock.declare_pool($1, $2::jsonb, $3::jsonb)",
+        "select penstock.declare_pool($1, $2::jsonb, $3::jsonb, $4)",
         name,
         dump_options(f"pool {name}", options),
         dump_options(f"pool {name}", type_options),
+        again,
         retry=retry,
     )
 

@@ -205,7 +205,8 @@ class PoolService:
         return any(user.draining(slot) for user in self._slot_users)
 
 
-async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:
-    """Declare a pool, and read the options of its job type from the database."""
-    await pools.declare_pool(database, pool.name, pool.options.as_json(), pool.declared.as_json(), retry=retry)
+async def declare(database: Database, pool: WorkedPool, *, again: bool = True, retry: bool = False) -> None:
+    """Declare a pool, and read the options of its job type from the database. `again`: also one that was dropped."""
+    options, of_jobs = pool.options.as_json(), pool.declared.as_json()
+    await pools.declare_pool(database, pool.name, options, of_jobs, again=again, retry=retry)
     pool.refresh(await type_queries.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))

@@ -99,5 +99,5 @@ class StandingControl:
                 return found
 
     async def _declared(self) -> Database:
-        await self._type.declare()
+        await self._type.ensure(again=False)
         return await self._type.context.database()

@@ -198,7 +198,10 @@ class StandingExecutor:
         return run
 
     async def _try(self, suspects: list[pools.StandingJob]) -> float:
-        """Start standing jobs that may have crashed other workers, few at a time. Returns the seconds until the next step."""
+        """Start standing jobs that may have crashed other workers, few at a time, those with the fewest crashes first.
+
+        Returns the seconds until the next step.
+        """
         if (left := self._trials.left_s(self)) is not None:
             alive = [run.job.key for run in self._on_trial if self._runs.get(run.job.key) is run]
             if left > 0 and alive:
@@ -210,11 +213,12 @@ class StandingExecutor:
         if not suspects:
             self._trials.none_left(self)
             return self._interval
-        chosen = suspects[: self._trials.begin(self)]
+        crashes = min(job.crashes for job in suspects)
+        chosen = [job for job in suspects if job.crashes == crashes][: self._trials.begin(self, crashes)]
         if not chosen:
             return 1.0
         log.warning("standing_jobs_on_trial", pool=self._name, keys=[job.key for job in chosen[:10]], jobs=len(chosen))
-        seconds = max(trial_s(job.crashes) for job in chosen)
+        seconds = trial_s(crashes)
         self._trials.last(seconds)
         self._on_trial = [self._start(job, len(chosen)) for job in chosen]
         return seconds

@@ -39,7 +39,8 @@ class Context:
 
     Args:
         settings: Settings of the application.
-        opened: Called after a database was opened and before its first use; it writes the declarations of the application.
+        opened: Called after a database was opened and before its first use; it writes the declarations of the application. Its
+            argument says whether `open` was called, as at the start of a program, or a first call needed the database.
 
     Attributes:
         keyring: Keys of encrypted payloads.
@@ -48,7 +49,7 @@ class Context:
         tracing: Its spans; None: it has none.
     """
 
-    def __init__(self, settings: Settings, opened: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, settings: Settings, opened: Callable[[bool], Awaitable[None]]) -> None:
         self.settings = settings
         self.keyring = Keyring(settings.keys)
         self._opened = opened
@@ -69,11 +70,14 @@ class Context:
         """The database of this process and loop, which is opened when needed."""
         place = _place()
         if place not in self._databases:
-            await self.open()
+            await self._open(timedelta(0), called=False)
         return self._databases[place]
 
     async def open(self, *, timeout: timedelta = timedelta(0)) -> None:
         """Connect: see `Penstock.open`."""
+        await self._open(timeout, called=True)
+
+    async def _open(self, timeout: timedelta, *, called: bool) -> None:
         place = _place()
         for ended in [place for place in self._opening if place[1].is_closed()]:
             # Each asyncio.run() has its own loop, which may end without a call of `close`.
@@ -89,7 +93,7 @@ class Context:
                 while True:
                     await database.answering(timedelta(seconds=max(until - time.monotonic(), 0)))
                     try:
-                        await self._begin(database, place)
+                        await self._begin(database, place, called)
                         break
                     except DatabaseUnavailable as error:
                         # It answered, and was lost again, as when it is being started or stopped at this moment.
@@ -102,14 +106,14 @@ class Context:
                 await database.close()
                 raise
 
-    async def _begin(self, database: Database, place: _Place) -> None:
+    async def _begin(self, database: Database, place: _Place, called: bool) -> None:
         """Check the schema (embedded: migrate it), and declare."""
         if self.settings.database_url is None:
             await migrate.migrate(database)
         else:
             await migrate.check(database)
         self._databases[place] = database
-        await self._opened()
+        await self._opened(called)
 
     async def close(self) -> None:
         """Close the connections of this loop, and with the last ones leave the embedded server."""

@@ -28,6 +28,7 @@ from penstock.settings import Settings
 
 log = get_logger("penstock.database")
 T = TypeVar("T")
+D = TypeVar("D", bound="Database")
 
 # Failures that the call itself can also cause, so that it is not repeated for ever.
 _PERHAPS_LASTING = {"23505", "57014", "53200"}
@@ -136,14 +137,15 @@ class Database:
         self.schema_changed = asyncio.Event()
         """Set with `mismatch` and by the notification of a migration; `schema_watch` waits for it."""
 
-    def beside(self, settings: Settings, application: str) -> Database:
+    def beside(self, settings: Settings, application: str, kind: type[D]) -> D:
         """Another pool to the same database, not yet open, which knows of a pooler that this one has found.
 
         Args:
             settings: Settings of the other pool.
             application: Name of its connections in `pg_stat_activity`.
+            kind: Its class.
         """
-        other = Database(self.url, settings, application)
+        other = kind(self.url, settings, application)
         other._pooled = self._pooled
         return other
 
@@ -269,8 +271,16 @@ class Database:
                 pause = min(pause * 2, 5.0)
 
     async def _translated(self, call: Callable[[], Awaitable[T]]) -> T:
-        async with self._translating():
+        # As _translating, whose generator would cost each statement as much as all else here.
+        try:
             return await call()
+        except PenstockError:
+            raise
+        except Exception as error:
+            translated = await self._translation_of(error)
+            if translated is None:
+                raise
+            raise translated from error
 
     @asynccontextmanager
     async def _translating(self) -> AsyncIterator[None]:
@@ -279,14 +289,19 @@ class Database:
         except PenstockError:
             raise
         except Exception as error:
-            if lost_connection(error) and self._pool is not None:
-                # The idle connections were probably lost too: the next call gets a new one.
-                await self._pool.expire_connections()
-            translated = translate(error)
+            translated = await self._translation_of(error)
             if translated is None:
                 raise
-            self._note(translated)
             raise translated from error
+
+    async def _translation_of(self, error: Exception) -> PenstockError | None:
+        if lost_connection(error) and self._pool is not None:
+            # The idle connections were probably lost too: the next call gets a new one.
+            await self._pool.expire_connections()
+        translated = translate(error)
+        if translated is not None:
+            self._note(translated)
+        return translated
 
     def _note(self, error: PenstockError) -> None:
         if measuring.meter is not None:

@@ -28,17 +28,14 @@ from urllib.parse import quote
 from penstock.core import folders
 from penstock.core.extras import needs
 from penstock.errors import EmbeddedServerError, MissingExtra
+from penstock.postgres.server_files import LONGEST_SOCKET_FOLDER, SOCKET_RECORD, USER
 
 _WHAT = "the embedded server, which serves where no database_url is configured,"
 SERVER_VERSION = "18"
-USER = "penstock"
-SOCKET_RECORD = "socket-folder"
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # In an isolated interpreter neither environment variables nor the current folder determine what the supervisor imports. It gets
 # the folders in which this process found the packages.
 _RUN_SUPERVISOR = "import runpy, sys; sys.path += sys.argv[4:]; runpy.run_path(sys.argv[1], run_name='__main__')"
-# The path of a socket has at most 107 bytes, of which the name of PostgreSQL's socket takes 14.
-_LONGEST_SOCKET_FOLDER = 80
 
 
 @dataclass
@@ -94,7 +91,7 @@ class EmbeddedServer:
             EmbeddedServerError: It does not exist, or is not safe: a link, another user's, or open to others.
         """
         inside = self.data_dir / "socket"
-        if len(os.fsencode(inside)) > _LONGEST_SOCKET_FOLDER:
+        if len(os.fsencode(inside)) > LONGEST_SOCKET_FOLDER:
             try:
                 inside = Path((self.data_dir / SOCKET_RECORD).read_text("utf-8").rstrip("\n"))
             except OSError:

@@ -46,6 +46,8 @@ class Kind(StrEnum):
     """Another connection receives a topic under the client id of an earlier one. Subject: the queue."""
     SCHEDULE = "schedule"
     """A run in place was requested. Subject: the schedule."""
+    WORKFLOWS = "workflows"
+    """A job for which others wait has ended, or a job waits for one that runs. No subject."""
     SCHEMA = "schema"
     """A migration has changed the schema. No subject."""
 

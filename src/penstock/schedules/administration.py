@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from uuid import UUID
 
 from penstock.core.checks import check_choice, check_number, check_text
@@ -36,11 +37,12 @@ class ScheduleAdministration(ScheduleDeclarations):
         wanted = None if status is None else str(status)
         return await schedules.runs(await self.context.database(), name, wanted, limit)
 
-    async def run_schedule(self, name: str) -> UUID | None:
+    async def run_schedule(self, name: str, *, key: str | None = None) -> UUID | None:
         """Run a schedule now, beside its times.
 
         Args:
             name: Name of the schedule.
+            key: Key of the run; None: that of the declared rule, where this application declares the schedule, or none.
 
         Returns:
             The job of the run; None when a worker runs the schedule in place, as soon as it can.
@@ -48,9 +50,14 @@ class ScheduleAdministration(ScheduleDeclarations):
         Raises:
             NotFound: The schedule does not exist.
             Conflict: A run has not ended, or each worker runs the schedule by itself.
+            InvalidInput: The key is not valid, or the schedule runs in place, so that a run has no key.
         """
         check_text("name", name)
-        return await schedules.run_now(await self.context.database(), name)
+        if key is not None:
+            check_text("key", key)
+        elif (declared := self.schedules.get(name)) is not None:
+            key = declared.key_of(now := datetime.now(UTC), now)
+        return await schedules.run_now(await self.context.database(), name, key)
 
     async def drop_schedule(self, name: str) -> None:
         """Drop a schedule that was removed from the code; the job type and the history of its runs remain.

@@ -49,13 +49,15 @@ async def look(database: Database, name: str) -> Due:
     return Due(row["due_at"], row["now_at"], row["due_in"], running=row["running"])
 
 
-async def enqueue_run(database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime) -> UUID | None:
+async def enqueue_run(
+    database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime, key: str | None = None
+) -> UUID | None:
     """Move a schedule to its next slot, and enqueue the run for `run_at` (None: skip it).
 
     Returns None when another worker was faster, or the run before has not ended. The call is safe to repeat.
     """
-    query = "select penstock.enqueue_run($1, $2, $3, $4)"
-    found: UUID | None = await database.fetchval(query, name, due_at, run_at, next_at, retry=True)
+    query = "select penstock.enqueue_run($1, $2, $3, $4, $5)"
+    found: UUID | None = await database.fetchval(query, name, due_at, run_at, next_at, key, retry=True)
     return found
 
 
@@ -113,9 +115,9 @@ async def schedules(database: Database) -> list[ScheduleRecord]:
     return [ScheduleRecord(*tuple(row)) for row in await database.fetch("select * from penstock.schedule_list()")]
 
 
-async def run_now(database: Database, name: str) -> UUID | None:
-    """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`."""
-    found: UUID | None = await database.fetchval("select penstock.run_schedule($1)", name)
+async def run_now(database: Database, name: str, key: str | None = None) -> UUID | None:
+    """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`, `InvalidInput`."""
+    found: UUID | None = await database.fetchval("select penstock.run_schedule($1, $2)", name, key)
     return found
 
 

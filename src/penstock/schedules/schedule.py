@@ -7,8 +7,8 @@ runs exactly once on such a night, and one with `*` in its hours runs every real
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -29,10 +29,13 @@ from penstock.core.dependencies import (
     unwrapped,
 )
 from penstock.core.hooks import Around
+from penstock.core.keys import check_key, key_by
 from penstock.core.records import example
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Handler, Job
 from penstock.jobs.records import JobId, Status
+from penstock.postgres.context import Context
+from penstock.schedules.sync import SyncSchedule
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 RunsAs: TypeAlias = Literal["job", "in-place", "per-worker"]
@@ -207,6 +210,9 @@ class Schedule:
         around: How the function is called in place: middleware and dependencies; None: it has none.
         docs_url: Address of its documentation, or None.
         owner: Who answers for it, or None.
+        key: Name of a field of a `Tick`, or a function of it, that gives a run its key; None: runs have no key.
+        context: Open databases of its application; None: it belongs to none.
+        write: Writes it into the database of its application.
     """
 
     name: str
@@ -217,8 +223,12 @@ class Schedule:
     around: Around | None = None
     docs_url: str | None = None
     owner: str | None = None
+    key: str | Callable[[Tick], str | None] | None = None
+    context: Context | None = field(default=None, repr=False, compare=False)
+    write: Callable[[Schedule], Awaitable[None]] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_key(f"schedule {self.name}", Tick, self.key)
         if self.missed not in get_args(Missed):
             raise InvalidInput(f"unknown policy for missed times: {self.missed!r:.100}", hint="Use skip, once or all.")
         if self.runs_as == "per-worker" and self.missed != "skip":
@@ -232,10 +242,50 @@ class Schedule:
         """Call the function itself, with all of its arguments."""
         return self.handler(*args, **kwargs)
 
+    async def declare(self) -> None:
+        """Write the schedule into the database, with the job type of its runs; its times begin then, when it is new.
+
+        `Penstock.declare`, `penstock declare MODULE:APP` and each worker that runs it do so. Opening the application does not.
+
+        Raises:
+            InvalidInput: The database refuses it.
+            Conflict: The name of the job type is in use for something else.
+        """
+        if self.write is None:
+            raise self._without_application()
+        await self.write(self)
+
+    @property
+    def sync(self) -> SyncSchedule:
+        """The blocking half, for threads without an event loop."""
+        if self.context is None:
+            raise self._without_application()
+        return SyncSchedule(self, self.context.background)
+
+    def _without_application(self) -> InvalidInput:
+        return InvalidInput(f"schedule {self.name} belongs to no application", hint="Declare it with app.timer or app.cron.")
+
     @property
     def signature(self) -> ScheduleSignature:
         """How the function takes its run."""
         return signature_of_schedule(self.name, self.handler, self.runs_as)
+
+    def key_of(self, at: datetime, now: datetime) -> str | None:
+        """The key of a run by the declared rule, or None.
+
+        Args:
+            at: Time for which it runs.
+            now: Time at which it is enqueued.
+
+        Raises:
+            InvalidInput: The rule fails, or its result is no key.
+        """
+        if self.key is None:
+            return None
+        tick = Tick(self.name, at.astimezone(UTC), max(now - at, timedelta(0)))
+        if isinstance(self.key, str):
+            return str(getattr(tick, self.key))
+        return key_by(f"a run of schedule {self.name}", self.key)(tick)
 
     def as_handler(self) -> Handler:
         """The handler of the jobs that are runs of this schedule."""

@@ -154,7 +154,8 @@ class Scheduler:
                 else:
                     busy_s = _BUSY_S
                     run_at, next_at = schedule.decide(due.at, due.now)
-                    job = await schedules.enqueue_run(self._database, schedule.name, due.at, run_at, next_at)
+                    key = None if run_at is None else schedule.key_of(run_at, due.now)
+                    job = await schedules.enqueue_run(self._database, schedule.name, due.at, run_at, next_at, key)
                     if run_at is None:
                         log.info("schedule_skipped", schedule=schedule.name, at=due.at)
                     elif job is not None:
@@ -186,11 +187,7 @@ class Scheduler:
     async def _declare_with_retry(self, schedule: Schedule) -> None:
         while not self._stopping.is_set():
             try:
-                now = await schedules.now(self._database)
-                first = schedule.times.after(now, now)
-                await schedules.declare(
-                    self._database, schedule.name, schedule.times.kind, schedule.times.spec, first, schedule.runs_as
-                )
+                await declare(self._database, schedule)
                 return
             except PenstockError as error:
                 await self._back_off(schedule, error)
@@ -256,3 +253,10 @@ class Scheduler:
                 log.exception("schedule_handler_failed", schedule=schedule.name, at=at)
             failed = orjson.dumps({"type": type(error).__qualname__, "message": message_of(error)}).decode()
         return _Ran(at, started_at, datetime.now(UTC), failed)
+
+
+async def declare(database: Database, schedule: Schedule) -> None:
+    """Create a schedule in the database, or begin it again when its times have changed."""
+    now = await schedules.now(database)
+    times = schedule.times
+    await schedules.declare(database, schedule.name, times.kind, times.spec, times.after(now, now), schedule.runs_as)

@@ -16,18 +16,21 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app import load
 from penstock.core import logs
 from penstock.core.logs import get_logger
-from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.core.measuring import measured
+from penstock.errors import DatabaseUnavailable, MissingExtra, PenstockError
 from penstock.postgres.database import Database
 from penstock.settings import Settings
+from penstock.spark import fleet_metrics
 from penstock.spark.blocking import Blocking
+from penstock.spark.fleet_metrics import ReportsTo
 from penstock.worker import fleets
 
 if TYPE_CHECKING:
@@ -41,13 +44,25 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The arguments of one worker of a fleet. Spark sends them to an executor."""
+    """The arguments of one worker of a fleet. Spark sends them to an executor.
+
+    Attributes:
+        fleet: Name of the fleet.
+        url: URL of the database.
+        target: The application, as `MODULE:APP`.
+        names: Job types to run; none: all of the application.
+        concurrency: Largest number of async handlers at once; None: the setting of the application.
+        log_format: "console" or "json".
+        reports_to: Where it reports its metrics; None: it measures nothing.
+    """
 
     fleet: str
     url: str
     target: str
-    names: tuple[str, ...]
-    concurrency: int | None
+    names: tuple[str, ...] = ()
+    concurrency: int | None = None
+    log_format: str = "console"
+    reports_to: ReportsTo | None = None
 
 
 def run(
@@ -60,6 +75,8 @@ def run(
     names: Sequence[str] = (),
     concurrency: int | None = None,
     ship: Path | None = None,
+    metrics: tuple[str, int] | None = None,
+    log_format: str = "console",
 ) -> None:
     """Run workers on the executors until the fleet is drained (`drain`). Blocks.
 
@@ -72,15 +89,22 @@ def run(
         names: Job types to run; none: all of the application.
         concurrency: Largest number of async handlers at once in one worker; None: the setting of the application.
         ship: Folder whose modules are sent to the executors; None: the executors have the modules.
+        metrics: Host and port at which this process serves the metrics of all workers; None: they measure nothing.
+        log_format: "console" or "json", for the logs of the workers.
+
+    Raises:
+        Conflict: A fleet of that name runs.
+        InvalidInput: The address for metrics cannot be used.
     """
     context = spark.sparkContext
     name = fleet or f"fleet-{secrets.token_hex(4)}"
+    member = Member(name, url, target, tuple(names), concurrency, log_format)
     if ship is not None:
         with tempfile.TemporaryDirectory() as folder:
             context.addPyFile(shutil.make_archive(f"{folder}/{name}", "zip", ship))
-            _run(spark, Member(name, url, target, tuple(names), concurrency), workers)
+            _run(spark, member, workers, metrics)
     else:
-        _run(spark, Member(name, url, target, tuple(names), concurrency), workers)
+        _run(spark, member, workers, metrics)
 
 
 def drain(url: str, fleet: str) -> None:
@@ -89,12 +113,18 @@ def drain(url: str, fleet: str) -> None:
         database.run(fleets.drain(database.database, fleet))
 
 
-def _run(spark: SparkSession, member: Member, workers: int) -> None:
+def _run(spark: SparkSession, member: Member, workers: int, metrics: tuple[str, int] | None) -> None:
     context = spark.sparkContext
-    with Blocking(member.url) as database:
+    with ExitStack() as stack:
+        database = stack.enter_context(Blocking(member.url))
         database.run(fleets.start(database.database, member.fleet, member.target, workers))
         log.info("fleet_started", fleet=member.fleet, workers=workers)
         try:
+            if metrics is not None:
+                host = context.getConf().get("spark.driver.host") or "127.0.0.1"
+                bind = context.getConf().get("spark.driver.bindAddress")
+                collecting = fleet_metrics.collecting(metrics, member.url, Settings(), workers, host, bind)
+                member = replace(member, reports_to=stack.enter_context(collecting))
             # One task for each worker; a task that Spark starts again is a new worker.
             context.setJobGroup(member.fleet, f"penstock workers for {member.target}", interruptOnCancel=True)
             context.parallelize(range(workers), workers).mapPartitions(lambda part: serve(member, part)).count()
@@ -112,13 +142,22 @@ def serve(member: Member, part: Iterable[int]) -> Iterator[str]:
 
 async def _serve(member: Member) -> str:
     app = load(member.target)
-    logs.configure()
+    logs.configure(member.log_format)
     changes: dict[str, object] = {"database_url": Settings(database_url=member.url).database_url}
     if member.concurrency is not None:
         changes["concurrency"] = member.concurrency
     app.context.settings = app.settings.model_copy(update=changes)
-    await app.open(timeout=app.settings.start_timeout)
-    async with app:
+    worker: Worker | None = None
+    async with AsyncExitStack() as stack:
+        if member.reports_to is not None:
+            try:
+                meter = stack.enter_context(measured())
+                stack.enter_context(fleet_metrics.reporting(member.reports_to, meter, lambda: [worker] if worker else []))
+            except ModuleNotFoundError as error:
+                # Spark would start a worker that fails for this again and again.
+                log.error("fleet_worker_not_measured", error=MissingExtra("--metrics", "metrics", error.name or ""))
+        await app.open(timeout=app.settings.start_timeout)
+        await stack.enter_async_context(app)
         worker = await app.worker(*member.names)
         looking = asyncio.create_task(_look(worker, member, await app.database()), name="penstock-fleet")
         try:

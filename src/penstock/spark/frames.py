@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from penstock.spark.signatures import VARYING
+from penstock.core.signatures import VARYING
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -41,10 +41,14 @@ def jobs(archive: DataFrame) -> DataFrame:
 
 
 def attempts(jobs: DataFrame) -> DataFrame:
-    """One row for each attempt: each failed attempt, and the last attempt of each job that succeeded."""
-    failed = jobs.select(
+    """One row for each attempt: each failed attempt, and the last attempt of each job that succeeded.
+
+    An error without a time is no attempt: a job that was cancelled, since one after which it was to run did not succeed, has one.
+    """
+    errors = jobs.select(
         "id", "name", "key", "day", "type", F.posexplode(F.from_json("errors", _ERRORS)).alias("number", "error")
-    ).select(
+    )
+    failed = errors.where("error.failed_at is not null").select(
         "id", "name", "key", "day", "type",
         (F.col("number") + 1).alias("number"),
         F.lit("failed").alias("outcome"),

@@ -1,7 +1,8 @@
 """The history pipeline, which writes the archive in commit order to a lake, and its rollups to Postgres.
 
 A micro-batch goes through these steps: Spark writes its files to a staging folder; the files are moved to their places; and one
-transaction records the files, the rollups, the use of workers and the failures of the batch. Before that transaction no part of
+transaction records the files, the rollups, the use of workers, the failures and the runs of workflows of the batch. A run is in
+the first batch that sees the transaction which ended it. Before that transaction no part of
 the batch counts, and a repeated batch first removes the files of its last attempt. After it the batch is never done again. A
 crash between any two steps therefore costs only time.
 """
@@ -9,20 +10,26 @@ crash between any two steps therefore costs only time.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from penstock.core.logs import get_logger
+from penstock.errors import Conflict
 from penstock.history import lake_queries as lakes
 from penstock.history.delta import DeltaLog
+from penstock.history.erasing import erase_from_lakes
 from penstock.history.lake import Lake
-from penstock.history.lake_queries import LakeFile, LakeRecord
+from penstock.history.lake_queries import LakeFile, LakeRecord, PastRun
+from penstock.jobs.spark_attempt import SparkAttempt, require_attempt
 from penstock.spark import frames, schemas
 from penstock.spark.blocking import Blocking
+from penstock.spark.options import database_url
 from penstock.spark.sketches import merged, quantiles
 from penstock.spark.throttle import throttle
 
@@ -36,6 +43,8 @@ _SMALL_FILES = 8
 _SMALL_BYTES = 64 * 1024 * 1024
 # Spark gives the Python process of a streaming query ten seconds to start, which no setting changes.
 _STARTS = 3
+_READS = 3
+_LONGEST_FOLDER = 200
 _STARTED_LATE = "Python worker failed to connect back"
 
 
@@ -79,6 +88,7 @@ class Pipeline:
         self._throttle_timeout = throttle_timeout
         self._after_step = after_step
         self._ran: list[int] = []
+        self._of = SparkAttempt.here()
         self._begun = False
 
     def run(self, *, continuous: bool = False, interval: str = "10 seconds") -> Ran:
@@ -95,6 +105,7 @@ class Pipeline:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
             if self._delta:
                 follow(database, self._lake)
+            database.run(erase_from_lakes(database.database, self._lake.name))
         log.info("history_run", lake=record.name, uri=record.uri, batch=record.batch)
         source = (
             self._spark.readStream.format("penstock")
@@ -137,12 +148,23 @@ class Pipeline:
         self._begun = True
         throttle(self._throttle_timeout)
         with Blocking(self._url) as database:
+            self._check_attempt(database)
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
             if record.batch >= number:
                 # A crash came after the commit to the lake, before Spark recorded the batch.
                 self._lake.clear(number)
                 return
-            self._do(database, record, archive, number)
+            for attempt in range(1, _READS + 1):
+                # What an erasure has deleted from the archive must not come to the lake after it was erased there.
+                database.run(erase_from_lakes(database.database, self._lake.name))
+                record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
+                try:
+                    return self._do(database, record, archive, number)
+                except Exception:
+                    now = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
+                    if attempt == _READS or now.erasures == record.erasures:
+                        raise
+                    log.info("history_batch_repeated", lake=self._lake.name, batch=number, reason="jobs were erased meanwhile")
 
     def _do(self, database: Blocking, record: LakeRecord, archive: DataFrame, number: int) -> None:
         lake = self._lake
@@ -160,8 +182,12 @@ class Pipeline:
         use = [_plain(row.asDict()) for row in frames.worker_use(staged).collect()]
         attempts = self._spark.read.schema(ATTEMPTS).parquet(lake.staging(number, "attempts"))
         failures = [_plain(row.asDict()) for row in frames.failures(attempts).collect()]
+        runs = database.run(lakes.ended_runs(database.database, record.seen, self._seen(number)))
+        if runs:
+            self._write(self._spark.createDataFrame([_row_of(run) for run in runs], RUNS), number, "runs")
         self._after_step("rollups written")
-        files = [file for kind in ("jobs", "attempts", "rollups") for file in lake.adopt(number, kind)]
+        self._check_attempt(database)
+        files = [file for kind in SCHEMAS for file in lake.adopt(number, kind, record.erasures)]
         self._after_step("files moved")
         known = database.run(
             lakes.sketches(database.database, lake.name, [row.name for row in rows], [_aware(row.minute) for row in rows])
@@ -178,6 +204,9 @@ class Pipeline:
                 [_merged(row, known.get((row.name, _aware(row.minute))), hot[row.name, row.minute]) for row in rows],
                 use,
                 failures,
+                record.erasures,
+                self._of,
+                runs,
             )
         )
         self._after_step("committed")
@@ -186,7 +215,12 @@ class Pipeline:
         lake.clear(number)
         if committed:
             self._ran.append(done)
-            log.info("history_batch", lake=lake.name, batch=number, jobs=done, files=len(files))
+            log.info("history_batch", lake=lake.name, batch=number, jobs=done, runs=len(runs), files=len(files))
+
+    def _check_attempt(self, database: Blocking) -> None:
+        """As a Spark job: leave the files of the lake to the attempt that runs. Raises `Conflict`."""
+        if self._of is not None:
+            database.run(require_attempt(database.database, self._of))
 
     def _write(self, frame: DataFrame, number: int, kind: str) -> None:
         # One file for each day and type, in the order of ids, so that a look-up by id skips most of the file.
@@ -216,7 +250,12 @@ ROLLUPS = (
     "name string, minute timestamp, succeeded long, failed long, expired long, cancelled long, retries long, delay_s double,"
     " run_s double, delay_sketch binary, run_sketch binary, day date, type string"
 )
-SCHEMAS = {"jobs": JOBS, "attempts": ATTEMPTS, "rollups": ROLLUPS}
+RUNS = (
+    "id string, name string, workflow string, status string, retry_of string, started_at timestamp, finished_at timestamp,"
+    " duration_s double, steps long, shared long, succeeded long, failed long, cancelled long, expired long, day date,"
+    " type string"
+)
+SCHEMAS = {"jobs": JOBS, "attempts": ATTEMPTS, "rollups": ROLLUPS, "runs": RUNS}
 
 
 def follow(database: Blocking, lake: Lake) -> None:
@@ -224,6 +263,29 @@ def follow(database: Blocking, lake: Lake) -> None:
     record = next(known for known in database.run(lakes.lakes(database.database)) if known.name == lake.name)
     for kind in SCHEMAS:
         DeltaLog(lake).follow(kind, database.run(lakes.files(database.database, lake.name, kind)), record.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """What a scheduled run of the pipeline gets: the payload of its job.
+
+    Attributes:
+        lake: Name of the lake.
+        uri: Where the lake is.
+        max_rows: Largest number of jobs in a micro-batch.
+        delta: Whether to create Delta tables.
+    """
+
+    lake: str
+    uri: str
+    max_rows: int = 200_000
+    delta: bool = False
+
+
+def run_scheduled(spark: SparkSession, run: ScheduledRun) -> dict[str, int]:
+    """Bring a lake up to date, as the function of a Spark job. Returns the numbers of batches and jobs."""
+    ran = Pipeline(spark, database_url({}), Lake(run.lake, run.uri), max_rows=run.max_rows, delta=run.delta).run()
+    return {"batches": ran.batches, "jobs": ran.jobs}
 
 
 def read_lake(
@@ -242,9 +304,9 @@ def read_lake(
         spark: A session.
         url: URL of the database.
         lake: Name of the lake.
-        kind: `jobs`, `attempts` or `rollups`.
+        kind: `jobs`, `attempts`, `rollups`, or `runs` of workflows.
         days: First and last day (both included); None: all.
-        types: Job types; None: all.
+        types: Job types, or workflows of runs; None: all.
         version: Version of the Delta table, whose files are read whole, without `days` and `types`; None: the present state.
 
     Raises:
@@ -292,13 +354,29 @@ def compact(url: str, lake: Lake, *, at_least: int = _SMALL_FILES) -> int:
                 path = f"{paths[0].rpartition('/')[0]}/b{batch:09}c{len(files)}-{datetime.now(UTC):%Y%m%d%H%M%S%f}.parquet"
                 size = lake.write(path, table)
                 new = LakeFile(kind, day, type, path, table.num_rows, size)
-                database.run(lakes.swap_files(database.database, lake.name, paths, batch, [new]))
+                try:
+                    database.run(lakes.swap_files(database.database, lake.name, paths, batch, [new]))
+                except Conflict:
+                    # It may have jobs that were erased meanwhile.
+                    lake.remove([path])
+                    raise
                 replaced += len(paths)
                 if delta:
                     follow(database, lake)
                 else:
                     lake.remove(paths)
     return replaced
+
+
+def _row_of(run: PastRun) -> tuple[Any, ...]:
+    """A run as a row of the lake."""
+    values = {**asdict(run), "id": str(run.id), "day": run.finished_at.astimezone(UTC).date(), "type": _folder_of(run.workflow)}
+    return tuple(values.values())
+
+
+def _folder_of(workflow: str) -> str:
+    """The name of a folder for the runs of a workflow: its name, or where that is too long for a folder, a hash of it."""
+    return workflow if len(quote(workflow)) <= _LONGEST_FOLDER else hashlib.sha256(workflow.encode()).hexdigest()
 
 
 def _hot_keys(rows: Sequence[Any]) -> dict[tuple[str, datetime], dict[str, int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from penstock.errors import DatabaseUnavailable, InvalidInput
+from penstock.jobs.spark_attempt import SparkAttempt
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
@@ -38,6 +39,7 @@ class WriteOptions(ABC):
         writer: Name under which batches are recorded; None: the name of the query, or a new one for each batch write.
         epoch: Number of a batch write of a named writer. This number and all below are written once.
         checkpoint: Location of the checkpoint of a streaming query, if Spark passes it.
+        of: Attempt of a Spark job to which the write belongs; None: it belongs to none.
     """
 
     place: ClassVar[str]
@@ -46,6 +48,7 @@ class WriteOptions(ABC):
     writer: str | None = None
     epoch: int | None = None
     checkpoint: str | None = None
+    of: SparkAttempt | None = None
 
     @property
     @abstractmethod

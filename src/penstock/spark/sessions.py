@@ -5,6 +5,7 @@ All settings here can be set manually on any session; `register` alone is suffic
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from penstock.spark.java import Java, find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_OF_CONNECT = ("pandas", "grpc", "grpc_status", "zstandard")
+"""Modules that pyspark's client of Spark Connect needs, and pyspark does not bring."""
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -39,11 +42,15 @@ def session(
             that can be changed while it runs.
 
     Raises:
-        MissingExtra: pyspark is not installed.
+        MissingExtra: pyspark is not installed, or what its client of Spark Connect needs.
         JavaNotFound: No usable Java was found (a remote server needs none here).
     """
     with needs("spark,jdk", "a session of Spark"):
         import pyspark  # noqa: F401
+    if remote is not None:
+        with needs("pipelines", "a session of Spark Connect"):
+            for module in _OF_CONNECT:
+                importlib.import_module(module)
     from pyspark.sql import SparkSession
 
     given = dict(config or {})

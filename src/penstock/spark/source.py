@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from penstock.errors import InvalidInput
+from penstock.jobs.spark_attempt import SparkAttempt
 from penstock.spark.jobs.options import JobReadOptions, JobWriteOptions
 from penstock.spark.jobs.sink import job_stage
 from penstock.spark.jobs.source import job_reader, job_stream_reader
@@ -33,6 +35,8 @@ class PenstockSource(DataSource):
 
     zone: str | None = None
     """Default of the option `timeZone`."""
+    of: SparkAttempt | None = None
+    """Spark job to which all writes of the session belong."""
 
     @classmethod
     def name(cls) -> str:
@@ -72,10 +76,12 @@ class PenstockSource(DataSource):
 
     def _sink(self, schema: StructType) -> tuple[WriteOptions, Stage]:
         """Where to write, and how rows are staged for it."""
+        # A server of Spark Connect has no environment of the driver, and a session that was not registered no attribute.
+        of = self.of or SparkAttempt.here()
         if EventWriteOptions.wanted(self.options, schema.fieldNames()):
-            events = EventWriteOptions.parse(self.options)
+            events = replace(EventWriteOptions.parse(self.options), of=of)
             return events, event_stage(events, schema)
-        jobs = JobWriteOptions.parse(self.options)
+        jobs = replace(JobWriteOptions.parse(self.options), of=of)
         return jobs, job_stage(jobs, schema)
 
     def _of_streams(self) -> EventReadOptions:
@@ -92,6 +98,8 @@ class PenstockSource(DataSource):
 
 
 def in_zone(zone: str) -> type[PenstockSource]:
-    """The data source with a time zone as the default of the option `timeZone`."""
+    """The data source with a time zone as the default of the option `timeZone`, and with the Spark job of this process."""
     # The class cannot be imported by its name, so cloudpickle sends its definition to Spark's processes.
-    return type("PenstockSourceInZone", (PenstockSource,), {"zone": zone, "__doc__": PenstockSource.__doc__})
+    return type(
+        "PenstockSourceInZone", (PenstockSource,), {"zone": zone, "of": SparkAttempt.here(), "__doc__": PenstockSource.__doc__}
+    )

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from penstock.jobs.spark_attempt import SparkAttempt, fenced
 from penstock.postgres.database import Database
 
 SCHEMA = "penstock"
@@ -56,24 +57,34 @@ class Batch:
 
 
 async def commit(
-    database: Database, batch: Batch, parts: Sequence[str], named: Mapping[str, Rows], offsets: str | None = None
+    database: Database,
+    batch: Batch,
+    parts: Sequence[str],
+    named: Mapping[str, Rows],
+    offsets: str | None = None,
+    of: SparkAttempt | None = None,
 ) -> Committed:
     """Enqueue the staged rows of the parts, once for each epoch of a writer and a job type. Raises `Conflict`."""
-    query = "select * from penstock.commit_staged($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb)"
-    found = await database.fetch(query, *_call(batch, parts, named, offsets), timeout=3600)
+    query = "select done.* from penstock.commit_staged($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb) as done"
+    found = await database.fetch(*fenced(query, *_call(batch, parts, named, offsets), of=of), timeout=3600)
     return Committed(found[0]["queued"], found[0]["known"])
 
 
 async def commit_events(
-    database: Database, batch: Batch, parts: Sequence[str], named: Mapping[str, Rows], offsets: str | None = None
+    database: Database,
+    batch: Batch,
+    parts: Sequence[str],
+    named: Mapping[str, Rows],
+    offsets: str | None = None,
+    of: SparkAttempt | None = None,
 ) -> bool:
     """Append the staged rows of the parts, once for each epoch of a writer and a stream. Returns False when they were before.
 
     Raises:
         Conflict: The name of the writer belongs to another query, or a stream was dropped and created again since.
     """
-    query = "select penstock.commit_staged_events($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb) as done"
-    found = await database.fetch(query, *_call(batch, parts, named, offsets), timeout=3600)
+    query = "select done from penstock.commit_staged_events($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb) as done"
+    found = await database.fetch(*fenced(query, *_call(batch, parts, named, offsets), of=of), timeout=3600)
     return bool(found[0]["done"])
 
 

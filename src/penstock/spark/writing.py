@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError
+from penstock.jobs.spark_attempt import SparkAttempt
 from penstock.spark import staging
 from penstock.spark.blocking import DATABASES
 from penstock.spark.json.to_json import OUT_OF_RANGE
@@ -65,6 +66,10 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, stage: Stage, overwrite: bool) -> None:
         if overwrite:
             raise InvalidInput(f"a {options.place} cannot be overwritten", hint='Write with mode("append").')
+        of = options.of
+        if of is not None and options.writer is None:
+            # Each write of a Spark job is written once, whichever of its attempts wrote it; the first needs no number.
+            options = replace(options, writer=of.run_name, epoch=options.epoch or 0)
         if (options.writer is None) != (options.epoch is None):
             given, missing = ("writer", "epoch") if options.epoch is None else ("epoch", "writer")
             raise InvalidInput(
@@ -75,6 +80,9 @@ class BatchWriter(DataSourceArrowWriter):
         self._stage = stage
         self._events = options.events
         self._named = options.writer is not None
+        self._of = of
+        # By the number alone, a second write of one attempt would pass for the first one of the attempt before.
+        self._write = None if of is None else json.dumps({"job": str(of.job), "driver": of.driver, "write": secrets.token_hex(8)})
         self._batch = staging.Batch(options.writer or f"write {secrets.token_hex(12)}", options.target, options.epoch or 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -84,7 +92,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Enqueue or append the staged rows, unless the epoch was committed before."""
-        commit(self._url, messages, self._events)
+        commit(self._url, messages, self._events, self._write, self._of)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop the staged rows."""
@@ -114,6 +122,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
         self._target = options.target
         self._writer = options.writer
         self._checkpoint = options.checkpoint
+        self._of = options.of
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
@@ -121,7 +130,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Enqueue or append the staged rows, unless the batch was committed before."""
-        commit(self._url, messages, self._events, offsets_of(self._checkpoint, batchId))
+        commit(self._url, messages, self._events, offsets_of(self._checkpoint, batchId), self._of)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Drop the staged rows."""
@@ -199,13 +208,20 @@ def check_times(column: pa.Array, name: str, rows: Sequence[int]) -> None:
         )
 
 
-def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: bool = False, offsets: str | None = None) -> None:
+def commit(
+    url: str,
+    messages: Sequence[WriterCommitMessage | None],
+    events: bool = False,
+    offsets: str | None = None,
+    of: SparkAttempt | None = None,
+) -> None:
     """Enqueue (or append, with `events`) the rows that the attempts behind the messages have staged.
 
     This may be repeated, since the transaction also records the epoch; so it waits for a server that restarts meanwhile.
 
     Raises:
-        Conflict: The name of the writer belongs to another query, or a stream was dropped and created again meanwhile.
+        Conflict: The name of the writer belongs to another query, a stream was dropped and created again meanwhile, or the
+            attempt of the Spark job does not run any more.
     """
     staged = [message for message in messages if isinstance(message, Staged)]
     if not staged:
@@ -220,7 +236,7 @@ def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: boo
     parts = [message.part for message in staged if message.named]
     call: Any = staging.commit_events if events else staging.commit
     with DATABASES.lent(url) as database:
-        database.keep_trying(lambda: call(database.database, staged[0].batch, parts, named, offsets))
+        database.keep_trying(lambda: call(database.database, staged[0].batch, parts, named, offsets, of))
 
 
 def abort(url: str, batch: staging.Batch) -> None:

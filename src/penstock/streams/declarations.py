@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, TypeVar, overload
 from typing_extensions import Unpack
 
 from penstock.core.checks import check_names
+from penstock.core.keys import PayloadForm
 from penstock.errors import InvalidInput
 from penstock.postgres.context import Context, Declarations
 from penstock.streams.checks import check_stream
@@ -36,7 +37,7 @@ class StreamSettings(TypedDict, total=False):
 
 def options_of_stream(name: str, given: Mapping[str, Any]) -> StreamOptions:
     """The options of a stream, as they are given by name. Raises `InvalidInput` for one that does not exist or is not valid."""
-    check_names(f"stream {name}", given, StreamSettings.__annotations__)
+    check_names(f"stream {name}", given, [*StreamSettings.__annotations__, "partitions", "key", "keep", "key_optional"])
     options = StreamOptions(**given)
     options.check()
     return options
@@ -57,7 +58,7 @@ class StreamDeclarations(Declarations):
         payload: type[T],
         *,
         partitions: int = ...,
-        key: str | Callable[[Any], str | None] | None = ...,
+        key: str | Callable[[T], str | None] | None = ...,
         keep: Retention | timedelta = ...,
         key_optional: bool = ...,
         **options: Unpack[StreamSettings],
@@ -66,10 +67,22 @@ class StreamDeclarations(Declarations):
     def stream(
         self,
         name: str,
-        payload: Any = ...,
+        payload: PayloadForm = ...,
         *,
         partitions: int = ...,
         key: str | Callable[[Any], str | None] | None = ...,
+        keep: Retention | timedelta = ...,
+        key_optional: bool = ...,
+        **options: Unpack[StreamSettings],
+    ) -> Stream[Any]: ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        payload: object,
+        *,
+        partitions: int = ...,
+        key: str | Callable[[T], str | None] | None = ...,
         keep: Retention | timedelta = ...,
         key_optional: bool = ...,
         **options: Unpack[StreamSettings],

@@ -139,10 +139,12 @@ def _place(commit: Commit) -> tuple[int, int, int, int]:
     return commit.partition, commit.epoch, commit.revision, commit.next_offset
 
 
-async def replay_dead(database: Database, name: str, limit: int, offsets: Mapping[int, int] | None) -> int:
-    """Append dead letters to the stream again. Returns their number."""
+async def replay_dead(
+    database: Database, name: str, limit: int, offsets: Mapping[int, int] | None, before: Sequence[int] | None = None
+) -> int:
+    """Append dead letters to the stream again, only those `before` an offset of each partition. Returns their number."""
     given = (None, None) if offsets is None else (list(offsets.keys()), list(offsets.values()))
-    return int(await database.fetchval("select penstock.replay_dead($1, $2, $3, $4)", name, limit, *given))
+    return int(await database.fetchval("select penstock.replay_dead($1, $2, $3, $4, $5)", name, limit, *given, before))
 
 
 async def seek_group(database: Database, name: str, group: str, offsets: Mapping[int, int]) -> int:

@@ -115,14 +115,24 @@ class Chunk:
 
 
 def is_for(headers: Mapping[str, Any], group: str) -> bool:
-    """Whether an event is for a consumer group: a replayed dead letter is only for the group in which it failed."""
-    replayed = headers.get("replayed")
+    """Whether an event is for a consumer group.
+
+    A replayed dead letter is only for the group in which it failed, and the mark of an erased event is for none.
+    """
+    erased, replayed = headers.get("erased"), headers.get("replayed")
+    if isinstance(erased, dict) and "operation" in erased:
+        return False
     return not isinstance(replayed, dict) or replayed.get("group") in (None, group)
 
 
-def may_be_replayed(chunk: Chunk) -> bool:
-    """Whether a chunk may contain a replayed dead letter. The check is a quick one, since it runs for each chunk."""
-    return chunk.headers is not None and any(text is not None and '"replayed"' in text for text in chunk.headers)
+def may_be_for_others(text: str | None) -> bool:
+    """Whether headers, as they are stored, may say that an event is not for every group. The check is a quick one."""
+    return text is not None and ('"replayed"' in text or '"erased"' in text)
+
+
+def has_events_for_others(chunk: Chunk) -> bool:
+    """Whether a chunk may contain a replayed dead letter or the mark of an erased event."""
+    return chunk.headers is not None and any(map(may_be_for_others, chunk.headers))
 
 
 class Appended(Sequence[Position]):

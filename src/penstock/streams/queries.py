@@ -279,6 +279,7 @@ class PartitionBounds:
         compressed: Whether payloads are compressed.
         identity: Identity of the stream, which changes when the stream is dropped and created again.
         growths: Growths of the stream, at partition 0: (number of partitions after it, ends of the old ones).
+        restored: Where the partition ended at each restore of the database, by the number of the restore.
     """
 
     stream: str
@@ -288,6 +289,7 @@ class PartitionBounds:
     compressed: bool
     identity: str
     growths: list[tuple[int, list[int]]]
+    restored: dict[int, int]
 
 
 async def bounds_of(database: Database, names: Sequence[str]) -> list[PartitionBounds]:
@@ -301,6 +303,7 @@ async def bounds_of(database: Database, names: Sequence[str]) -> list[PartitionB
             row["compression"] is not None,
             row["identity"],
             [(one["width"], one["ends"]) for one in orjson.loads(row["growths"] or "[]")],
+            {int(number): end for number, end in orjson.loads(row["restored"] or "{}").items()},
         )
         for row in await database.fetch("select * from penstock.bounds_of_streams($1)", names)
     ]

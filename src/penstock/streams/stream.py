@@ -10,7 +10,15 @@ from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_documentation, check_function, check_many, check_name, check_number, check_text
+from penstock.core.checks import (
+    check_documentation,
+    check_function,
+    check_many,
+    check_name,
+    check_number,
+    check_text,
+    refusing_unknown,
+)
 from penstock.core.tracing import sending
 from penstock.errors import InvalidInput
 from penstock.streams import queries as streams
@@ -62,6 +70,7 @@ class Stream(GroupControl[T], Generic[T]):
         """The blocking half, for threads without an event loop."""
         return SyncStream(self, self.context.background)
 
+    @refusing_unknown("a consumer")
     def consumer(
         self,
         *,

@@ -2,9 +2,17 @@
 with jobs as (
     update penstock.queued_jobs as job
     set
-        run_after = case when job.seq is null and job.run_after < '9000-01-01' then job.run_after - $1::interval else job.run_after end,
+        run_after = case
+            when (job.seq is null or job.waits_for is not null) and job.run_after < '9000-01-01' then job.run_after - $1::interval
+            else job.run_after
+        end,
         expires_at = job.expires_at - $1::interval
-    where job.seq is null or job.expires_at is not null
+    where job.seq is null or job.waits_for is not null or job.expires_at is not null
+),
+steps as (
+    update penstock.job_steps
+    set due = due - $1::interval
+    where due is not null
 ),
 schedules as (
     update penstock.schedules

@@ -10,8 +10,8 @@ from penstock.core.checks import check_span
 
 
 async def advance(app: Penstock, span: timedelta) -> None:
-    """Let time pass for what is planned: retries, jobs for later, expiries, schedules, periods of unique keys, and
-    subscriptions with a time to live.
+    """Let time pass for what is planned: retries, jobs for later, sleeps and timeouts of durable steps, expiries, schedules,
+    periods of unique keys, and subscriptions with a time to live.
 
     The clock is that of the database, which no test can move. So this moves what is planned to a time that is earlier by the
     span: a retry in 30 s is due after `await advance(app, timedelta(seconds=30))`. The `at` of a `Tick` is earlier by it too.

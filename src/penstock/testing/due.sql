@@ -1,4 +1,4 @@
--- What a test's worker still has to do: jobs of the types $1 that are due or run, and schedules $2 that are due or run in place.
+-- What a test's worker still has to do: jobs of the types $1 that are due or run, and schedules $2 that are due or run in place. And ends of jobs for which others wait.
 select
     (
         select count(*)
@@ -9,4 +9,6 @@ select
         select count(*)
         from penstock.schedules as schedule
         where schedule.name = any($2) and (schedule.next_at <= now() or schedule.running_by is not null)
-    ) as schedules
+    ) as schedules,
+    (select count(*) from penstock.workflow_ticks) + (select count(*) from penstock.job_dependencies as dependency where not dependency.linked)
+        as ticks

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import resources
@@ -14,8 +15,9 @@ from typing import Any, ParamSpec
 from pydantic import SecretStr
 
 from penstock.app import Penstock
+from penstock.core.blocking import run_without_loop
 from penstock.core.encryption import SealedCodec
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.jobs import claim_queries, opening, type_queries, worker_queries
@@ -32,6 +34,7 @@ from penstock.streams.stream import Stream
 from penstock.worker import Worker
 from penstock.worker.completer import Completer
 from penstock.worker.executor import Executor
+from penstock.workflows import queries as workflows
 
 P = ParamSpec("P")
 _MEMBER = "testing"
@@ -74,7 +77,7 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
         worked_type.refresh(await type_queries.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
     queues = [t.name for t in chosen if not isinstance(t.declarer, Pool)]
     keyed_pools = [t.declarer for t in chosen if isinstance(t.declarer, Pool)]
-    completer = Completer(database)
+    completer = Completer(database, app.settings.code_version)
     executor = Executor(database, worked, app.settings, completer.settle, completer.reports)
     completing = asyncio.create_task(completer.run())
     # The executor ends handlers at their time limits, as in a worker.
@@ -82,6 +85,9 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
     ran: dict[Any, None] = {}
     try:
         while limit > 0:
+            while (done := await workflows.resolve(database)) != 0:
+                # None: a worker beside this one does it.
+                await asyncio.sleep(0 if done else 0.01)
             await worker_queries.promote(database)
             claimed = (await claim_queries.claim(database, "testing", queues, min(limit, 1000), {}, keys)).jobs if queues else []
             for pool in keyed_pools:
@@ -229,7 +235,9 @@ async def run_due(app: Penstock, *names: str, timeout: timedelta = timedelta(sec
         while quiet < 2:
             behind = [await _behind(consumer) for consumer in consumers]
             due = await database.fetchrow(statement, types, schedules)
-            left = [each for each in behind if each] + [f"{due[what]} {what}" for what in ("jobs", "schedules") if due[what]]
+            left = [each for each in behind if each] + [
+                f"{due[what]} {what}" for what in ("jobs", "schedules", "ticks") if due[what]
+            ]
             quiet = 0 if left else quiet + 1
             if left and time.monotonic() > deadline:
                 raise TimeoutError(f"still due after {timeout}: {', '.join(left)}")
@@ -276,6 +284,48 @@ class _Control:
 
     async def finish(self, connection: Any, result: Any) -> None:
         """See `JobControl`: a job that is stored nowhere has no row to finish."""
+
+    def steps(self) -> _Steps:
+        """See `JobControl`."""
+        return _Steps()
+
+
+class _Steps:
+    """The durable steps of a job that is stored nowhere: each is done, and a sleep is over at once."""
+
+    async def do(
+        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], connection: Any
+    ) -> Any:
+        """See `StepControl`."""
+        result = function(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    def do_blocking(
+        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], connection: Any
+    ) -> Any:
+        """See `StepControl`."""
+        return function(*args, **kwargs)
+
+    async def sleep(self, name: str, duration: timedelta) -> None:
+        """See `StepControl`."""
+
+    async def wait_for(self, name: str, type: Any, timeout: timedelta | None) -> Any:
+        """See `StepControl`."""
+        raise self._needs_database(f"wait for the signal {name}")
+
+    async def gather(self, name: str, children: Any) -> list[Any]:
+        """See `StepControl`."""
+        raise self._needs_database(f"gather the children {name}")
+
+    def blocking(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """See `StepControl`."""
+        return run_without_loop(call)
+
+    @staticmethod
+    def _needs_database(what: str) -> Conflict:
+        return Conflict(
+            f"a job that is stored nowhere cannot {what}", hint="Enqueue it, and use run_due_jobs: see docs/testing.md."
+        )
 
 
 async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwargs) -> Any:

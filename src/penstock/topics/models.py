@@ -24,6 +24,7 @@ class NewMessage(Generic[T]):
     Attributes:
         data: Payload.
         id: Identity of the message; a repeated publish of the same id is the same message. None: a new UUIDv7.
+        key: Key of the copies; None: that of the declared rule, or none.
         unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.
         run_after: Earliest start of the copies: a time, or a timedelta from now by the database's clock.
         expires_at: Time after which a copy that has not started is archived as expired.
@@ -31,6 +32,7 @@ class NewMessage(Generic[T]):
 
     data: T
     id: UUID | str | None = None
+    key: str | None = None
     unique: str | None = None
     run_after: datetime | timedelta | None = None
     expires_at: datetime | timedelta | None = None
@@ -154,16 +156,18 @@ class Message(Generic[T]):
         id: Identity of the message.
         published_at: Time of the publish, by the database's clock.
         data: Payload.
+        key: Key of its copies, or None.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example(
-        {"seq": 42, "id": _MESSAGE, "published_at": _AT, "data": {"dest": "JFK", "minutes": 12}}
+        {"seq": 42, "id": _MESSAGE, "published_at": _AT, "data": {"dest": "JFK", "minutes": 12}, "key": "JFK"}
     )
 
     seq: int
     id: UUID
     published_at: datetime
     data: T
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +175,11 @@ class TopicRecord:
     """A topic. `last_seq` is the number of its last message, `encrypted` whether messages are stored encrypted."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example(
-        {"name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "created_at": _AT, "encrypted": False}
+        {"name": "delays", "catch_up": 0, "last_seq": 41, "subscribers": 3, "created_at": _AT, "encrypted": False}
     )
 
     name: str
-    keep: int
+    catch_up: int
     last_seq: int
     subscribers: int
     created_at: datetime
@@ -188,7 +192,7 @@ class TopicCounts:
 
     Attributes:
         name: Name of the topic.
-        keep: Number of messages that are kept for subscribers to come.
+        catch_up: Number of the last messages that a new subscriber gets.
         last_seq: Number of the last message.
         subscribers: Number of subscribers.
         messages: Number of stored messages.
@@ -197,11 +201,12 @@ class TopicCounts:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
-        "name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "messages": 41, "bytes": 5120, "last_published_at": _AT,
+        "name": "delays", "catch_up": 0, "last_seq": 41, "subscribers": 3, "messages": 41, "bytes": 5120,
+        "last_published_at": _AT,
     })  # fmt: skip
 
     name: str
-    keep: int
+    catch_up: int
     last_seq: int
     subscribers: int
     messages: int

@@ -87,6 +87,7 @@ def publish_document(
     run_after: datetime | timedelta | None,
     expires_at: datetime | timedelta | None,
     traceparent: str | None = None,
+    key: str | None = None,
 ) -> str:
     """The message as the document of `penstock.publish_json`; `data` is JSON text, a timedelta counts from now."""
     document = {
@@ -96,6 +97,7 @@ def publish_document(
         "run_after": run_after,
         "expires_at": expires_at,
         "traceparent": traceparent,
+        "key": key,
     }
     return orjson.dumps({name: value for name, value in document.items() if value is not None}, default=_seconds).decode()
 
@@ -152,7 +154,7 @@ async def read(database: Database, topic: str, since: int | None, limit: int, co
     found: list[Message[Any]] = []
     for row in await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit):
         try:
-            found.append(Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"])))
+            found.append(Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"]), row["key"]))
         except Unreadable as error:
             if found:
                 # A later call begins with it and raises the error.
@@ -207,7 +209,7 @@ async def connections_of(database: Database, queues: Sequence[str]) -> dict[str,
 async def topic(database: Database, name: str) -> TopicRecord:
     """One topic. Raises `NotFound`."""
     subscribers = "(select count(client_id)::integer from penstock.list_subscribers(name))"
-    query = f"select name, keep, last_seq, {subscribers}, created_at, encrypted from penstock.topics where name = $1"  # noqa: S608
+    query = f"select name, catch_up, last_seq, {subscribers}, created_at, encrypted from penstock.topics where name = $1"  # noqa: S608
     row = await database.fetchrow(query, name)
     if row is None:
         raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")
@@ -215,7 +217,7 @@ async def topic(database: Database, name: str) -> TopicRecord:
 
 
 async def message_of(database: Database, id: UUID) -> dict[str, Any] | None:
-    """Topic, seq, id, published_at and unique_key of the message of which a job is a copy; None for other jobs."""
+    """Topic, seq, id, published_at, unique_key and key of the message of which a job is a copy; None for other jobs."""
     row = await database.fetchrow("select * from penstock.message_of($1)", id)
     return None if row is None else dict(row)
 

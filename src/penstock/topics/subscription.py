@@ -44,13 +44,13 @@ class Subscription:
         """See `Declarer`."""
         return False
 
-    async def declare_type(self, database: Database, options: Options) -> None:
-        """See `Declarer`."""
+    async def declare_type(self, database: Database, options: Options, *, again: bool) -> None:
+        """See `Declarer`. A queue is dropped with its subscription, which this begins again."""
         await self.begin(database, options.as_json())
         await type_queries.declare_job_type(database, f"{self.topic}_{self.client_id}", options.as_json())
 
     async def begin(self, database: Database, options: dict[str, Any], since: int | None = None) -> None:
-        """Subscribe, which also creates the job type. It begins after `since`, or with the last messages that the topic keeps."""
+        """Subscribe, which also creates the job type. It begins after `since`, or with the last messages that are due to it."""
         await self.declare_topic()
         await topics.subscribe_many(
             database, self.topic, [self.client_id], ttl=self.ttl, filter=filter_text(self.filter), since=since, options=options

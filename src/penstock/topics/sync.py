@@ -35,6 +35,7 @@ class SyncTopic(Generic[T]):
         data: T | None = None,
         *,
         id: UUID | str | None = None,
+        key: str | None = None,
         unique: str | None = None,
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
@@ -47,6 +48,7 @@ class SyncTopic(Generic[T]):
         Args:
             data: Payload; None: an empty object.
             id: Identity of the message; a repeated publish of the same id is the same message. None: a new UUIDv7.
+            key: Key of the copies; None: that of the declared rule, or none.
             unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.
             run_after: Earliest start of the copies: a time, or a timedelta from now by the database's clock.
             expires_at: Time after which a copy that has not started is archived as expired.
@@ -67,6 +69,7 @@ class SyncTopic(Generic[T]):
             self._of.publish(
                 data,
                 id=id,
+                key=key,
                 unique=unique,
                 run_after=run_after,
                 expires_at=expires_at,
@@ -115,7 +118,7 @@ class SyncTopic(Generic[T]):
             client_id: Name of the subscriber within the topic.
             filter: JSON that a message must contain to reach the subscriber.
             ttl: Time after which the subscription and its queue end unless it is renewed; None: it does not end.
-            since: Sequence number after which the messages begin; None: the last messages that the topic keeps.
+            since: Sequence number after which the messages begin; None: the last ones, as many as `catch_up` of the topic says.
 
         Raises:
             Conflict: The name of the queue is in use, or messages after `since` were pruned.

@@ -13,10 +13,11 @@ from typing_extensions import Unpack
 
 from penstock.core.checks import check_flag, check_many, check_name, check_number, check_span, check_text
 from penstock.core.encryption import SealedCodec, opened_entry, owned_by
+from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.core.tracing import sending
 from penstock.errors import InvalidInput
-from penstock.jobs.declarations import Decorator, JobOptions, options_of
+from penstock.jobs.declarations import Decorator, JobOptions, batch_options_of, options_of
 from penstock.jobs.enqueue import aware
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Executor, make_id
@@ -32,6 +33,7 @@ from penstock.topics.transactional import publish_through
 
 T = TypeVar("T")
 BATCH = 1_000
+_OF_SUBSCRIBERS = ("filter", "ttl", "executor", "max_batch_size", "linger", "batch_by_key")
 
 
 class Topic(Generic[T]):
@@ -57,8 +59,9 @@ class Topic(Generic[T]):
         add_type: Callable[[JobType[Any]], JobType[Any]],
         name: str,
         payload: Any,
-        keep: int | None,
+        catch_up: int | None,
         encrypted: bool = False,
+        key: str | Callable[[T], str | None] | None = None,
     ) -> None:
         self.context = context
         self._add_type = add_type
@@ -66,10 +69,17 @@ class Topic(Generic[T]):
         self.encrypted = encrypted
         self._plain: Codec[T] = Codec(payload, name)
         self._sealed: Codec[T] = SealedCodec(self._plain, context.keyring, *self._owner)
-        self._options: dict[str, Any] = {} if keep is None else {"keep": keep}
+        self._options: dict[str, Any] = {} if catch_up is None else {"catch_up": catch_up}
         if encrypted:
             # A declaration turns encryption on, and never off.
             self._options["encrypted"] = True
+        check_key(f"topic {name}", payload, key)
+        self._key_of: KeyOf | None = None
+        if isinstance(key, str):
+            hint = "Give the payload this field, or the message a key: publish(..., key=...)."
+            self._key_of = key_of_field(f"a message of topic {name}", key, False, self._plain.check, hint)
+        elif key is not None:
+            self._key_of = key_by(f"a message of topic {name}", key)
         self._known: tuple[int, list[Subscriber]] | None = None
 
     @property
@@ -106,6 +116,7 @@ class Topic(Generic[T]):
         data: T | None = None,
         *,
         id: UUID | str | None = None,
+        key: str | None = None,
         unique: str | None = None,
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
@@ -118,6 +129,7 @@ class Topic(Generic[T]):
         Args:
             data: Payload; None: an empty object.
             id: Identity of the message; a repeated publish of the same id is the same message. None: a new UUIDv7.
+            key: Key of the copies; None: that of the declared rule, or none.
             unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.
             run_after: Earliest start of the copies: a time, or a timedelta from now by the database's clock.
             expires_at: Time after which a copy that has not started is archived as expired.
@@ -142,7 +154,7 @@ class Topic(Generic[T]):
                 hint="Publish with background=False without connection, or call outcomes after the commit.",
             )
         with sending(self.context.tracing, "publish", self.name, 1) as traceparent:
-            document = self.document(data, id, unique, run_after, expires_at, traceparent)
+            document = self.document(data, id, unique, run_after, expires_at, traceparent, key)
             if connection is not None:
                 if self.context.is_open:
                     await self._ready()
@@ -228,6 +240,7 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
         traceparent: str | None = None,
+        key: str | None = None,
     ) -> str:
         """A message as a document for the database.
 
@@ -238,9 +251,12 @@ class Topic(Generic[T]):
             run_after: See `NewMessage`.
             expires_at: See `NewMessage`.
             traceparent: Its trace context; None: it has none.
+            key: See `NewMessage`.
         """
+        if key is None and self._key_of is not None:
+            key = self._key_of({} if data is None else data)
         payload = "{}" if data is None and not self.encrypted else self.codec.dump({} if data is None else data)  # type: ignore[arg-type]
-        return self._document(payload, id, unique, run_after, expires_at, traceparent)
+        return self._document(payload, id, unique, run_after, expires_at, traceparent, key)
 
     def documents(
         self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None, traceparent: str | None = None
@@ -260,7 +276,15 @@ class Topic(Generic[T]):
         if len(given) != len(new):
             raise InvalidInput(f"{len(new)} messages have {len(given)} ids", hint="Give an id for each message, or none at all.")
         return [
-            self._document(self.codec.dump(message.data), id, message.unique, message.run_after, message.expires_at, traceparent)
+            self._document(
+                self.codec.dump(message.data),
+                id,
+                message.unique,
+                message.run_after,
+                message.expires_at,
+                traceparent,
+                message.key if message.key is not None or self._key_of is None else self._key_of(message.data),
+            )
             for message, id in zip(new, given, strict=True)
         ]
 
@@ -272,12 +296,15 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
         traceparent: str | None,
+        key: str | None,
     ) -> str:
         if unique is not None:
             check_text("unique", unique)
+        if key is not None:
+            check_text("key", key)
         message_id = make_id() if id is None else parse_id(id)
         run_after, expires_at = aware("run_after", run_after), aware("expires_at", expires_at)
-        return topics.publish_document(payload, message_id, unique, run_after, expires_at, traceparent)
+        return topics.publish_document(payload, message_id, unique, run_after, expires_at, traceparent, key)
 
     # -- subscribing
 
@@ -288,6 +315,9 @@ class Topic(Generic[T]):
         filter: Any = None,
         ttl: timedelta | None = None,
         executor: Executor = "auto",
+        max_batch_size: int | None = None,
+        linger: timedelta = timedelta(0),
+        batch_by_key: bool = False,
         **options: Unpack[JobOptions],
     ) -> Decorator:
         """Declare a handler for the copies of one client id. A worker of the app subscribes it when it starts.
@@ -300,6 +330,9 @@ class Topic(Generic[T]):
             ttl: Time without a live worker after which the subscription and its queue end, at least 1 s. None: the subscription
                 does not end, and the queue grows while no worker is alive.
             executor: See `Penstock.job`.
+            max_batch_size: See `Penstock.job`.
+            linger: See `Penstock.job`.
+            batch_by_key: See `Penstock.job`.
             options: Options as for `Penstock.job`; `keep_result` is True unless given, for publishers that wait.
 
         Raises:
@@ -310,7 +343,7 @@ class Topic(Generic[T]):
         _check_ttl(ttl)
 
         named = f"{self.name}_{client_id}"
-        chosen = options_of(named, {"keep_result": True, "encrypted": self.encrypted, **options})
+        chosen = options_of(named, {"keep_result": True, "encrypted": self.encrypted, **options}, _OF_SUBSCRIBERS)
         if chosen.encrypted != self.encrypted:
             raise InvalidInput(
                 f"encrypted={chosen.encrypted} of {named} is not possible: topic {self.name} has encrypted={self.encrypted}",
@@ -320,11 +353,12 @@ class Topic(Generic[T]):
             raise InvalidInput(
                 f"max_waiting of {named} is not possible: each subscriber gets each message", hint="Limit what is published."
             )
+        batch = batch_options_of(named, max_batch_size, linger, batch_by_key)
 
         def declare(handler: Callable[..., Any]) -> JobType[Any]:
             declared: JobType[Any] = JobType(self.context, named, Any, chosen)
             declared.owner = self._owner
-            declared.handled_by(handler, executor)
+            declared.handled_by(handler, executor, batch)
             declared.declarer = Subscription(self.name, self.declare, client_id, ttl, filter)
             return self._add_type(declared)
 
@@ -339,7 +373,7 @@ class Topic(Generic[T]):
             client_id: Name of the subscriber within the topic.
             filter: JSON that a message must contain to reach the subscriber.
             ttl: Time after which the subscription and its queue end unless it is renewed; None: it does not end.
-            since: Sequence number after which the messages begin; None: the last messages that the topic keeps.
+            since: Sequence number after which the messages begin; None: the last ones, as many as `catch_up` of the topic says.
 
         Raises:
             Conflict: The name of the queue is in use, or messages after `since` were pruned.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, overload
 
-from penstock.core.checks import check_text
+from penstock.core.checks import check_text, refusing_unknown
 from penstock.errors import InvalidInput
 from penstock.postgres.context import Context, Declarations
 from penstock.worker import fleets
 from penstock.worker.doctor import Finding, examine
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
+from penstock.worker.overview import Overview, look, reading
 
 
 class WorkerAdministration(Declarations):
@@ -27,6 +28,7 @@ class WorkerAdministration(Declarations):
     def on_leader(
         self, function: None = None, /, *, name: str | None = None, docs_url: str | None = None, owner: str | None = None
     ) -> Callable[[Callable[..., Awaitable[None]]], LeaderTask]: ...
+    @refusing_unknown("a task of the leader")
     def on_leader(
         self,
         function: Callable[..., Awaitable[None]] | None = None,
@@ -59,7 +61,8 @@ class WorkerAdministration(Declarations):
         """
 
         def declare(function: Callable[..., Awaitable[None]]) -> LeaderTask:
-            task = LeaderTask(name or getattr(function, "__name__", "").replace("_", "-"), function, docs_url, owner)
+            named = name or getattr(function, "__name__", "").replace("_", "-")
+            task = LeaderTask(named, function, docs_url, owner, self.context)
             if task.name in self.leader_tasks:
                 raise InvalidInput(f"task {task.name} is declared twice", hint="Give each a name of its own.")
             self.leader_tasks[task.name] = task
@@ -74,6 +77,13 @@ class WorkerAdministration(Declarations):
     async def workers(self) -> list[WorkerRecord]:
         """All workers: where they run, what they work on, and whether they live."""
         return await fleets.workers(await self.context.database())
+
+    async def overview(self) -> Overview:
+        """How everything is doing: what is wrong first, then how much waits, runs and finishes. `penstock top` shows it.
+
+        It counts no whole queue, and costs the database some tens of milliseconds, whatever the size of the queue.
+        """
+        return await look(reading(await self.context.database()))
 
     async def drain_worker(self, id: str) -> str:
         """Let one worker of a fleet finish what it runs, and end.

@@ -13,6 +13,7 @@ from uuid import UUID
 import orjson
 
 from penstock.core import measuring
+from penstock.core import tally as tallies
 from penstock.core.coalescing import in_halves
 from penstock.core.logs import get_logger, payloads_shown
 from penstock.errors import PenstockError
@@ -23,7 +24,7 @@ from penstock.worker.reports import Reports
 
 log = get_logger("penstock.worker")
 _MOST_AT_ONCE = 5_000
-_BACK = frozenset(("retried", "released", "snoozed"))
+_BACK = frozenset(("retried", "released", "snoozed", "suspended"))
 
 
 class Completer:
@@ -31,13 +32,16 @@ class Completer:
 
     Args:
         database: Database to settle in.
+        version: Version of the application's code, which the errors of its handlers get; None: it is not known.
 
     Attributes:
         reports: Writes what the jobs report before they are settled.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, version: str | None = None) -> None:
         self._database = database
+        self._version = version
+        self._tally = tallies.of(database)
         self.reports = Reports(database)
         self.on_written: list[Callable[[Sequence[Settlement], Mapping[UUID, str]], None]] = []
         """Called with results that are in the database, and with the outcomes of those that are not plain successes."""
@@ -75,9 +79,11 @@ class Completer:
                 await self.reports.ended(batch)
                 began = time.monotonic()
                 outcomes = await self._write(batch)
+                names = [result.name for result in batch]
+                others = [(one.name, _became(one, outcomes)) for one in batch if one.id in outcomes] if outcomes else []
+                self._tally.settled(names, others)
                 if (meter := measuring.meter) is not None:
-                    others = [(one.name, _became(one, outcomes)) for one in batch if one.id in outcomes] if outcomes else []
-                    meter.settled([result.name for result in batch], others, time.monotonic() - began)
+                    meter.settled(names, others, time.monotonic() - began)
                 self._report(batch, outcomes)
                 self._writing = []
                 self.settled += len(batch)
@@ -104,7 +110,8 @@ class Completer:
 
     async def _write(self, batch: list[Settlement]) -> dict[UUID, str]:
         # One result that cannot be written must not stop the others, nor the worker.
-        written = await in_halves(batch, partial(claim_queries.settle, self._database), self._refuse)
+        settle = partial(claim_queries.settle, self._database, version=self._version)
+        written = await in_halves(batch, settle, self._refuse)
         return written[0] if len(written) == 1 else {id: outcome for part in written for id, outcome in part.items()}
 
     async def _refuse(self, results: Sequence[Settlement], error: PenstockError) -> dict[UUID, str]:
@@ -139,6 +146,8 @@ class Completer:
                 )
             elif result.outcome is Outcome.SNOOZED:
                 log.info("job_" + (outcome or "settled"), **_fields(result))
+            elif result.outcome is Outcome.SUSPENDED:
+                log.debug("job_" + (outcome or "settled"), **_fields(result))
         if not _BACK.isdisjoint(outcomes.values()):
             for tell in self.on_retried:
                 tell()

@@ -25,6 +25,7 @@ from penstock.postgres.database import Database
 from penstock.streams import group_queries
 from penstock.streams.group_models import held_back
 from penstock.worker import fleets
+from penstock.workflows import queries as workflow_queries
 
 Level = Literal["ok", "warning", "problem"]
 OLD_SNAPSHOT_S = 300.0
@@ -34,6 +35,8 @@ MOST_DEAD_ROWS = {"queued_jobs": 200_000, "leases": 10_000, "workers": 10_000, "
 NOTIFY_S = 5.0
 _MOST_SKEW_S = 1.0
 _LAKE_BEHIND_S = 86_400.0
+OLD_TICK_S = 60.0
+_UNSEALED_S = 86_400.0
 _WAITS_LONG_S = 60.0
 _MOST_NAMED = 10
 
@@ -89,6 +92,20 @@ def worst(findings: Sequence[Finding]) -> Level:
 async def _versions(database: Database) -> list[Finding]:
     server = await database.fetchval("select current_setting('server_version')")
     return [Finding("schema", "ok", f"the schema fits Penstock {__version__}, on PostgreSQL {server}")]
+
+
+async def _restored(database: Database) -> list[Finding]:
+    if await database.fetchval("select penstock.is_unfenced()"):
+        return [
+            Finding(
+                "restore",
+                "problem",
+                "the database is on another server, or another timeline, than was noted: it was restored, moved or promoted",
+                "Stop workers and producers, and follow docs/restore.md: penstock restore check, penstock restore fence. "
+                "When nothing was lost: penstock restore fence --nothing-lost",
+            )
+        ]
+    return [Finding("restore", "ok", "the server is the one that was noted")]
 
 
 async def _workers(database: Database) -> list[Finding]:
@@ -258,6 +275,47 @@ async def _streams(database: Database) -> list[Finding]:
     return found or [Finding("streams", "ok", "no partition is quarantined, and no growth is held back")]
 
 
+async def _workflows(database: Database) -> list[Finding]:
+    found: list[Finding] = []
+    amounts = {one.gauge: one.amount for one in await health.gauges(database)}
+    if (age := amounts["workflow_tick_seconds"]) > OLD_TICK_S:
+        found.append(
+            Finding(
+                "workflows",
+                "problem",
+                f"what waits for jobs that have ended was not released for {age:.0f} s",
+                "Start a worker or a server, whose maintenance does it. If one runs, its log says why maintenance fails, or a "
+                "transaction that stays open has locked a job group or a waiting job: see the transactions.",
+            )
+        )
+    found += [
+        Finding(
+            "workflows",
+            "problem",
+            f"job {stuck.job} of {stuck.name} waits for {stuck.after}, which has ended or is gone",
+            f"Cancel it, and enqueue it again: penstock jobs cancel {stuck.job}. Please report it, since this does not happen.",
+        )
+        for stuck in await workflow_queries.stuck_dependencies(database)
+    ]
+    now = await database.fetchval("select penstock.clock()")
+    unsealed = [
+        group.name
+        for group in await workflow_queries.groups(database, 1_000, open=True)
+        if group.sealed_at is None and (now - group.changed_at).total_seconds() > _UNSEALED_S
+    ]
+    if unsealed:
+        found.append(
+            Finding(
+                "workflows",
+                "warning",
+                f"job groups that are not sealed have not changed for a day: {_named(unsealed)}",
+                "Open each again with async with, which seals it, or end it: penstock workflows cancel NAME. "
+                "One whose children have ended is cancelled after a week, or after keep, when workers prune.",
+            )
+        )
+    return found or [Finding("workflows", "ok", "what waits for other jobs is released when they end")]
+
+
 async def _lakes(database: Database) -> list[Finding]:
     now = await database.fetchval("select penstock.clock()")
     lakes = await lake_queries.lakes(database)
@@ -277,6 +335,7 @@ async def _lakes(database: Database) -> list[Finding]:
 
 _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "schema": _versions,
+    "restore": _restored,
     "workers": _workers,
     "transactions": _snapshots,
     "vacuum": _dead_rows,
@@ -284,6 +343,7 @@ _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "clock": _clock,
     "archive": _archive,
     "streams": _streams,
+    "workflows": _workflows,
     "lakes": _lakes,
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.core import measuring
+from penstock.core import tally as tallies
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
@@ -36,6 +37,8 @@ from penstock.worker.lanes import Lane, lanes_of
 from penstock.worker.outcomes import finished, not_committed, released, settlement_of, stopped
 from penstock.worker.reports import Reports
 from penstock.worker.running import Running, job_of
+from penstock.worker.step_results import NAMED, with_results
+from penstock.worker.steps import StepRecorder
 from penstock.worker.traced import run_traced
 
 log = get_logger("penstock.worker")
@@ -69,6 +72,7 @@ class Executor:
     ) -> None:
         self.database = database
         self.confirmer = Confirmer(database)
+        self.steps = StepRecorder(database)
         self._begin_all = begin_all
         self._may_start = may_start
         self.loop = asyncio.get_running_loop()
@@ -91,9 +95,12 @@ class Executor:
         self._stopping = False
         # Where the times of attempts go; None: nothing measures.
         self._note_ended = None
-        if (meter := measuring.meter) is not None:
-            self._note_ended = meter.ended.append
-            meter.expect(types)
+        if settings.rates or measuring.meter is not None:
+            tally = tallies.of(database)
+            self._note_ended = tally.ended.append
+            if measuring.meter is not None:
+                measuring.meter.follow(tally)
+                measuring.meter.expect(types)
         # How a job runs is decided once, so that a worker without traces has nothing to check for each.
         self._attempt: Callable[[Running], Coroutine[Any, Any, Settlement | None]] = (
             self._run if tracing is None else partial(run_traced, tracing, self._run)
@@ -145,8 +152,19 @@ class Executor:
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
         """Accept claimed jobs; `now` is the monotonic time before the claim."""
+        lanes: set[Lane[Running]] = set()
+        jobs, may_start = self._jobs, self._may_start
         with CollectedLater():
-            for lane in {self._take(job, now, self._may_start) for job in claimed}:
+            # Jobs of one lease that have no time limit of their own have the same times, which are computed once.
+            lease = -1
+            for job in claimed:
+                if job.lease != lease or job.time_limit_s is not None:
+                    worked, lane, limit, deadline = self._terms(job, now)
+                    lease = job.lease if job.time_limit_s is None else -1
+                    lanes.add(lane)
+                jobs[job.id] = running = Running(self, job, worked, lane, limit, deadline, may_start)
+                lane.waiting.append(running)
+            for lane in lanes:
                 self._fill(lane)
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
@@ -155,19 +173,20 @@ class Executor:
         `may_start` is called at the last moment, since a process can be suspended at any point; a job that may not start is
         released.
         """
-        self._fill(self._take(job, claimed_at, may_start, ahead))
-
-    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> Lane[Running]:
-        worked = self._types[job.name]
-        limit = worked.time_limit(job.lease_s) if job.time_limit_s is None else min(job.time_limit_s, job.lease_s)
-        lane = self._lanes[worked.lane]
-        running = Running(self, job, worked, lane, limit, now + max(limit, job.lease_s * 0.9), may_start)
-        self._jobs[job.id] = running
+        worked, lane, limit, deadline = self._terms(job, claimed_at)
+        self._jobs[job.id] = running = Running(self, job, worked, lane, limit, deadline, may_start)
         if ahead:
             lane.waiting.appendleft(running)
         else:
             lane.waiting.append(running)
-        return lane
+        self._fill(lane)
+
+    def _terms(self, job: ClaimedJob, now: float) -> tuple[WorkedType, Lane[Running], float, float]:
+        """The type of a job, its lane, the seconds that its handler may run, and when its lease is about to end."""
+        worked = self._types[job.name]
+        limit = worked.time_limit(job.lease_s) if job.time_limit_s is None else min(job.time_limit_s, job.lease_s)
+        lane = self._lanes[worked.kind if worked.batch is None else worked.lane]
+        return worked, lane, limit, now + max(limit, job.lease_s * 0.9)
 
     def cancel(self, id: UUID, reason: str = "cancelled") -> None:
         """Tell a job's handler to stop."""
@@ -308,6 +327,8 @@ class Executor:
         running.entered = True
         settlement: Settlement | None
         try:
+            if NAMED in claimed.data:
+                running.claimed = claimed = await with_results(self.database, claimed, worked)
             if kind == "process" and worked.around is None:
                 result = await self._calls.in_process(running)
             else:
@@ -350,7 +371,9 @@ class Executor:
         lane.done += 1
         if self._note_ended is not None and running.entered and settlement is not None:
             claimed = running.claimed
-            self._note_ended((claimed.name, settlement.outcome, claimed, running.since, time.monotonic()))
+            self._note_ended(
+                (claimed.name, settlement.outcome, claimed.run_after, claimed.created_at, running.since, time.monotonic())
+            )
         self._finish(running, settlement)
         if lane.waiting and not self._room_told:
             self._made_room()
@@ -372,17 +395,22 @@ class Executor:
             self._made_room()
 
     async def _confirm(self, running: Running, otherwise: Settlement) -> None:
-        """Settle a job whose handler called `finish`, as what the handler did when its transaction was rolled back."""
-        if await self.confirmer.finished(running.claimed):
+        """Settle a job whose handler wrote of it in transactions of its own, when these have ended: as finished when one finished
+        it, as what the handler did when not.
+        """
+        finishing = running.finishing
+        assert finishing is not None  # noqa: S101
+        gone = await self.confirmer.finished(running.claimed, finishing)
+        if gone and finishing.finishes:
             if otherwise.outcome is not Outcome.SUCCEEDED:
                 log.info(
                     "job_ended_after_finish", job_id=str(otherwise.id), job_type=running.claimed.name, outcome=otherwise.outcome
                 )
             settlement = finished(running)
         else:
-            settlement = not_committed(running) if otherwise.outcome is Outcome.SUCCEEDED else otherwise
-            assert running.finishing is not None  # noqa: S101
-            running.finishing.rolled_back()
+            uncommitted = finishing.finishes and otherwise.outcome is Outcome.SUCCEEDED
+            settlement = not_committed(running) if uncommitted else otherwise
+            finishing.rolled_back()
         running.finishing = None
         self._finish(running, settlement)
 

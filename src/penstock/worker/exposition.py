@@ -11,18 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import asyncpg
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from penstock.core.cached import Kept
-from penstock.core.meter import BoundedNames, Gauges, Meter, gauge
+from penstock.core.meter import Gauges, Meter, gauge
+from penstock.core.tally import BoundedNames
 from penstock.errors import PenstockError
 from penstock.postgres import health
 from penstock.postgres.database import Database
 from penstock.worker.endpoint import Answer
-from penstock.worker.worker import Worker
+from penstock.worker.progress import Progressing
 
 # A claim loop without progress for so long is stalled, unless the database does not answer.
 STALLED_S = 30.0
@@ -34,6 +36,10 @@ _OF_DATABASE = {
     "oldest_snapshot_seconds": "Age of the oldest transaction or snapshot, which holds back vacuum.",
     "replication_slot_bytes": "Most bytes of write-ahead log that a replication slot retains.",
     "database_bytes": "Size of the database.",
+}
+_OF_WORKFLOWS = {
+    "workflow_tick_seconds": "For how long what waits for a job that has ended was not released.",
+    "waiting_jobs": "Jobs that wait for other jobs, as PostgreSQL's statistics estimate it.",
 }
 _NOTIFY_S = 2.0
 _LOOK_AT_NOTIFICATIONS_S = 60.0
@@ -62,30 +68,27 @@ class Report:
     at: float = field(default_factory=time.monotonic)
 
 
-def report_of(meter: Meter, worker: Worker | None) -> Report:
-    """The report of this process. May be called from any thread. None: its worker does not exist yet."""
+def report_of(meter: Meter, workers: Sequence[Progressing]) -> Report:
+    """The report of this process. May be called from any thread. No workers: they do not exist yet."""
     families = [*meter.registry.collect()]
-    if worker is None:
+    if not workers:
         return Report(families)
-    progress = worker.progress()
+    found = [worker.progress() for worker in workers]
+    idle_s = max(progress.idle_s for progress in found)
     # A type that takes batches has places of its own, and there may be many such types.
     names = BoundedNames()
     used, places = Counter[tuple[str]](), Counter[tuple[str]]()
-    for lane, (taken, all) in progress.places.items():
+    for lane, (taken, all_places) in chain.from_iterable(progress.places.items() for progress in found):
         kind = (names.label(lane),)
         used[kind] += taken
-        places[kind] += all
+        places[kind] += all_places
     families += [
         gauge("penstock_places_used", "Places taken by running jobs.", used, ["kind"]),
         gauge("penstock_places", "Places for running jobs.", places, ["kind"]),
-        gauge(
-            "penstock_claim_loop_idle_seconds",
-            "Seconds without progress of the claim loop or event loop.",
-            {(): progress.idle_s},
-            [],
-        ),
+        gauge("penstock_claim_loop_idle_seconds", "Seconds without progress of the claim loop or event loop.", {(): idle_s}, []),
     ]
-    return Report(families, progress.idle_s, progress.running, progress.stopping)
+    running = all(progress.running for progress in found)
+    return Report(families, idle_s, running, any(progress.stopping for progress in found))
 
 
 def merged(reports: Iterable[Sequence[Metric]]) -> list[Metric]:
@@ -147,15 +150,18 @@ class Exposition:
 
     async def metrics(self) -> Answer:
         """Numbers for Prometheus."""
-        own = merged([*(report.families for report in self._reports()), self._ended()])
-        try:
-            found, up = await self._of_database(), 1.0
-        except PenstockError:
-            found, up = [], 0.0
-        families = [*own, *found, gauge("penstock_database_up", "Whether the database answers.", {(): up}, [])]
+        families = await self.families()
         registry = CollectorRegistry()
         registry.register(Gauges(lambda: families))
         return Answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+
+    async def families(self) -> list[Metric]:
+        """The metrics of all processes and the gauges of the database; those without samples when it does not answer."""
+        own = merged([*(report.families for report in self._reports()), self._ended()])
+        try:
+            return [*own, *await self._of_database(), database_up(True)]
+        except PenstockError:
+            return [*own, *database_families(), database_up(False)]
 
     async def live(self) -> Answer:
         """200 while the claim loops advance, or while they cannot because the database does not answer; otherwise 503."""
@@ -201,15 +207,17 @@ class DatabaseGauges:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._families = Kept(lambda: _database_families(database))
+        self._families = Kept(self._read)
         self._notifications = Kept(self._arrive, kept_s=_LOOK_AT_NOTIFICATIONS_S)
 
     async def __call__(self) -> list[Metric]:
         """The families. Raises `PenstockError` when the database does not answer."""
-        families = await self._families()
-        arrive = float(await self._notifications())
-        help = "1 while a notification arrives where workers listen; 0: a pooler swallows it, and workers poll."
-        return [*families, gauge("penstock_notifications_arrive", help, {(): arrive}, [])]
+        return [*await self._families(), _notifications({(): float(await self._notifications())})]
+
+    async def _read(self) -> list[Metric]:
+        found = await health.gauges(self._database)
+        lakes = dict(list((await health.lake_lags(self._database)).items())[:_MOST_NAMES])
+        return _families(found, (await health.stream_lags(self._database))[:_MOST_NAMES], lakes)
 
     async def _arrive(self) -> bool:
         try:
@@ -218,16 +226,31 @@ class DatabaseGauges:
             return False
 
 
-async def _database_families(database: Database) -> list[Metric]:
-    found = await health.gauges(database)
-    lakes = dict(list((await health.lake_lags(database)).items())[:_MOST_NAMES])
-    lags = (await health.stream_lags(database))[:_MOST_NAMES]
+def database_families() -> list[Metric]:
+    """The families of the gauges of the database, without samples."""
+    return [Metric(one.name, one.documentation, one.type) for one in (*_families([], [], {}), _notifications({}))]
+
+
+def database_up(up: bool) -> Metric:
+    """Whether the database answers, as a gauge."""
+    return gauge("penstock_database_up", "Whether the database answers.", {(): float(up)}, [])
+
+
+def _notifications(values: Mapping[tuple[str, ...], float]) -> Metric:
+    help = "1 while a notification arrives where workers listen; 0: a pooler swallows it, and workers poll."
+    return gauge("penstock_notifications_arrive", help, values, [])
+
+
+def _families(found: Sequence[health.DatabaseGauge], lags: Sequence[health.GroupLag], lakes: Mapping[str, float]) -> list[Metric]:
     amounts = {one.gauge: one.amount for one in found}
     families = [gauge(f"penstock_{name}", help, {(): amounts.get(name, 0.0)}, []) for name, help in _OF_DATABASE.items()]
     families += [
         gauge(f"penstock_{name}", help, {(one.label,): one.amount for one in found if one.gauge == name}, ["table"])
         for name, help in _OF_TABLES.items()
     ]
+    families += [gauge(f"penstock_{name}", help, {(): amounts.get(name, 0.0)}, []) for name, help in _OF_WORKFLOWS.items()]
+    groups = {(one.label,): one.amount for one in found if one.gauge == "job_groups"}
+    families.append(gauge("penstock_job_groups", "Job groups that have not ended; up to 10,000 are counted.", groups, ["status"]))
     by_group = ["stream", "group"]
     families += [
         gauge("penstock_stream_lag_events", "Events before a group.", {(g.stream, g.group): g.lag for g in lags}, by_group),

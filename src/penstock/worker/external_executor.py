@@ -80,7 +80,7 @@ class Pulled(HeldJob):
 
     async def _confirmed(self, finishing: Finishing, settlement: Settlement) -> Settlement:
         """The settlement of a job that the program finished. Raises `Conflict` when its transaction was not committed."""
-        finished = await self._executor.confirmer.finished(self.claimed)
+        finished = await self._executor.confirmer.finished(self.claimed, finishing)
         if finished:
             settlement = settlement._replace(outcome=Outcome.SUCCEEDED, detail=None, retry_after=None, written=True)
         elif settlement.outcome is Outcome.SUCCEEDED:

@@ -50,6 +50,11 @@ class WorkerRecord:
         pid: Number of its process.
         fleet: The fleet that it is of, or None.
         names: Job types that it claims.
+        pools: Pools in which it takes part.
+        topics: Topics of whose subscribers it works on the copies.
+        consumers: Consumer groups in which it takes part, as stream/group.
+        schedules: Timers and cron schedules that it runs when they are due.
+        leader_tasks: Tasks of which it may be the leader.
         concurrency: Most jobs that it runs at once.
         state: "running", "draining" or "dead".
         in_flight: Jobs that it held at its last heartbeat.
@@ -61,13 +66,17 @@ class WorkerRecord:
         blocked_by: Type and id of the job that blocks its event loop, if known.
         halted: Its consumers (stream/group) that have ended, each with its error.
         no_key: The encrypted job types and pools that it does not work on, with the id of the key that it lacks (None: any key).
+        version: Version of Penstock in its process, or None for a worker over HTTP.
+        code_version: Version of the application's code, such as a commit, if it is known.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
-        "id": "web-3.4711.a1b2c3", "host": "web-3", "pid": 4711, "fleet": None, "names": ["invoice-shipments"], "concurrency": 10,
+        "id": "web-3.4711.a1b2c3", "host": "web-3", "pid": 4711, "fleet": None, "names": ["invoice-shipments"],
+        "pools": ["shipments"], "topics": [], "consumers": ["orders/billing"], "schedules": ["report"], "leader_tasks": [],
+        "concurrency": 10,
         "state": "running", "in_flight": 2, "alive": True, "started_at": _AT, "seen_at": _AT, "silent_s": 1.5,
         "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
-        "no_key": {},
+        "no_key": {}, "version": "0.1.0", "code_version": "8f3c2ad",
     })  # fmt: skip
 
     id: str
@@ -93,6 +102,13 @@ class WorkerRecord:
         dict[str, str | None],
         Field(description="Encrypted job types and pools that it does not work on, with the id of the key that it lacks."),
     ]
+    pools: Annotated[list[str], Field(description="Pools in which it takes part.")]
+    topics: Annotated[list[str], Field(description="Topics of whose subscribers it works on the copies.")]
+    consumers: Annotated[list[str], Field(description="Consumer groups in which it takes part, as stream/group.")]
+    schedules: Annotated[list[str], Field(description="Timers and cron schedules that it runs when they are due.")]
+    leader_tasks: Annotated[list[str], Field(description="Tasks of which it may be the leader.")]
+    version: Annotated[str | None, Field(description="Version of Penstock in its process; null: a worker over HTTP.")]
+    code_version: Annotated[str | None, Field(description="Version of the application's code, such as a commit, if it is known.")]
 
 
 async def workers(database: Database) -> list[WorkerRecord]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.core import measuring
+from penstock.core import tally as tallies
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
@@ -145,7 +146,7 @@ class WorkerHeartbeat:
                 refreshed[record.name].refresh(record)
         await self._locked.look(records)
         if measuring.meter is not None:
-            measuring.meter.clock_ahead_s = await health.clock_ahead_s(self._database)
+            tallies.of(self._database).clock_is_ahead(await health.clock_ahead_s(self._database))
 
     async def _register_again(self) -> None:
         """Register under a new id, since other workers have its jobs.

@@ -15,6 +15,7 @@ from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob
+from penstock.jobs.steps import StepControl
 from penstock.postgres.database import Database
 from penstock.worker.finishing import Confirmer, Finishing
 from penstock.worker.reports import Lines, Reports, lines_of
@@ -43,7 +44,7 @@ class HeldJob:
     lease: int
     """The lease under which it is held now."""
     finishing: Finishing | None
-    """Its handler or program has called `finish`."""
+    """What its handler or program wrote of it in transactions of its own: its finish, or steps. None: nothing."""
     lines: Lines | None
     """Lines of its log that are not written yet."""
     reason: str | None
@@ -90,6 +91,13 @@ class HeldJob:
         if self.finishing is None:
             self.finishing = Finishing(self)
         await self.finishing.run(connection, self.claimed, text)
+
+    def steps(self) -> StepControl:
+        """See `JobControl`."""
+        raise Conflict(
+            f"job {self.claimed.id} can have no durable steps: a program pulled it",
+            hint="Steps are for handlers, which run again: @pool.job.",
+        )
 
     def sealed(self, kind: str, text: str) -> str:
         """A document of the job (its result or progress) as it is stored."""

@@ -11,7 +11,7 @@ from penstock.jobs.worked import WorkedType
 from penstock.settings import Settings
 
 J = TypeVar("J")
-_LOOKAHEAD_S = 0.1
+LOOKAHEAD_S = 0.1
 _MEASURED_EVERY_S = 0.05
 
 
@@ -44,7 +44,7 @@ class Lane(Generic[J]):
     def room(self) -> int:
         """How many more jobs it can start soon: free places, and the jobs that it finishes in a tenth of a second."""
         self._measure()
-        ahead = min(int(self._rate * _LOOKAHEAD_S), self._most_ahead)
+        ahead = min(int(self._rate * LOOKAHEAD_S), self._most_ahead)
         have = self.busy + len(self.waiting)
         room = self.places + ahead - have
         # Many small claims cost more than a few large ones: while enough jobs wait here, claim only when half of them are done.

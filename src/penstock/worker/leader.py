@@ -12,7 +12,7 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -29,9 +29,11 @@ from penstock.core.user_code import contained, message_of
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.groups.draining import DrainingTasks
 from penstock.groups.membership import Membership
+from penstock.postgres.context import Context
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notifications
 from penstock.settings import Settings
+from penstock.worker.sync import SyncLeaderTask
 
 log = get_logger("penstock.leader")
 _SHORTEST_PAUSE_S = 0.5
@@ -92,12 +94,14 @@ class LeaderTask:
         function: Function of a `Leader`, or without arguments.
         docs_url: Address of its documentation, or None.
         owner: Who answers for it, or None.
+        context: Open databases of its application; None: it belongs to none.
     """
 
     name: str
     function: Callable[..., Awaitable[None]]
     docs_url: str | None = None
     owner: str | None = None
+    context: Context | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name("name of a task of the leader", self.name, 199)
@@ -111,6 +115,24 @@ class LeaderTask:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself."""
         return self.function(*args, **kwargs)
+
+    async def declare(self) -> None:
+        """Write the task into the database, where `penstock leaders` lists it.
+
+        `Penstock.declare`, `penstock declare MODULE:APP` and each worker that may lead do so. Opening the application does not.
+        """
+        await _declare(await self._home.database(), self.name)
+
+    @property
+    def sync(self) -> SyncLeaderTask:
+        """The blocking half, for threads without an event loop."""
+        return SyncLeaderTask(self, self._home.background)
+
+    @property
+    def _home(self) -> Context:
+        if self.context is None:
+            raise InvalidInput(f"task {self.name} belongs to no application", hint="Declare it with app.on_leader.")
+        return self.context
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +167,10 @@ class LeaderRecord:
     last_error_at: datetime | None
 
 
+async def _declare(database: Database, name: str) -> None:
+    await database.fetch("select penstock.declare_leader_task($1)", name)
+
+
 async def leaders(database: Database) -> list[LeaderRecord]:
     """The tasks of the leader, by name."""
     return [LeaderRecord(*tuple(row)) for row in await database.fetch("select * from penstock.leader_list()")]
@@ -175,8 +201,7 @@ class LeaderService:
 
     async def run(self) -> None:
         """Take part until `stop`."""
-        declare = "select penstock.declare_leader_task($1)"
-        await self._database.retrying(lambda: self._database.fetch(declare, self.name))
+        await self._database.retrying(lambda: _declare(self._database, self.name))
         await self.member.run()
 
     def stop(self) -> None:

@@ -17,18 +17,22 @@ from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
-from penstock.jobs import worker_queries
+from penstock.jobs import worker_queries, workflow_ticks
 from penstock.operations import queries as operations
+from penstock.operations.vacuuming import vacuum_erased
 from penstock.postgres.database import Database
 from penstock.settings import Settings, longest_kept
 from penstock.streams import queries as streams
 from penstock.streams.maintenance import maintain
 from penstock.topics import queries as topics
+from penstock.worker.rates import keep_writing
+from penstock.workflows import queries as workflows
 
 log = get_logger("penstock.maintenance")
 _WORKERS_AT_FULL_PACE = 4
 PRUNE_EVERY_S = 600.0
 _MAINTAIN_EVERY_S = 5.0
+_RESOLVE_EVERY_S = 0.005
 
 
 class Maintenance:
@@ -80,6 +84,9 @@ class Maintenance:
             group.create_task(self._recover_and_prune(), name="penstock-recovery")
             group.create_task(self._maintain_streams_at_intervals(), name="penstock-streams")
             group.create_task(self._advance_operations(), name="penstock-operations")
+            group.create_task(self._resolve_workflows(), name="penstock-workflows")
+            if self._settings.rates:
+                group.create_task(keep_writing(self._database), name="penstock-rates")
 
     def _wake(self) -> None:
         for wake in list(self._taking_part):
@@ -133,6 +140,39 @@ class Maintenance:
         while True:
             await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
             await self._try(self._advance())
+            await self._try(self._vacuum_erased())
+
+    async def _resolve_workflows(self) -> None:
+        """Release or cancel what waited for jobs that have ended: when that is told, and at intervals, until cancelled."""
+        told = workflow_ticks.event_of(self._database)
+        while True:
+            await wait_for_event(
+                told, self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3)
+            )
+            told.clear()
+            await self._try(self._resolve())
+
+    async def _resolve(self) -> None:
+        longest_s = self._settings.maintenance_interval.total_seconds()
+        busy_s = _RESOLVE_EVERY_S
+        was_busy = False
+        while True:
+            started = time.monotonic()
+            done = await workflows.resolve(self._database)
+            if done is None:
+                was_busy = True
+                # Another process does it, and may not see what ended just now; or a caller keeps its transaction open.
+                await asyncio.sleep(busy_s * random.uniform(0.7, 1.3))
+                busy_s = min(busy_s * 2, longest_s)
+                continue
+            if done or was_busy:
+                # A claim loop that became idle meanwhile was not notified: its registration was not visible to the release.
+                self._wake()
+                was_busy = False
+            if not done:
+                return
+            # The database is for the jobs half of the time, and what ends meanwhile is folded together.
+            await asyncio.sleep(max(_RESOLVE_EVERY_S, time.monotonic() - started))
 
     async def _advance(self) -> None:
         while True:
@@ -151,6 +191,10 @@ class Maintenance:
                 )
             # The database is for the jobs half of the time.
             await asyncio.sleep(time.monotonic() - started)
+
+    async def _vacuum_erased(self) -> None:
+        while (operation := await vacuum_erased(self._database)) is not None:
+            log.info("operation_ended", operation=str(operation.id), kind=operation.kind, done=operation.done)
 
     async def _maintain_streams_at_intervals(self) -> None:
         """Maintain the streams at intervals, until cancelled."""

@@ -6,12 +6,15 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
+import orjson
+
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.core.user_code import message_of
-from penstock.errors import Fail, InvalidInput, Retry, Snooze
+from penstock.errors import Fail, InvalidInput, KeyMissing, Retry, Snooze
 from penstock.jobs import claim_queries
 from penstock.jobs.models import Outcome, Settlement
+from penstock.jobs.steps import suspended_by
 from penstock.jobs.worked import NotStarted, SettledElsewhere
 from penstock.worker.process import UnreadablePayload
 from penstock.worker.running import Running
@@ -42,17 +45,7 @@ def stopped(running: Running) -> Settlement:
     text = running.worked.sealed_error(claimed.id, detail)
     if running.reason == "lost":
         # As recovery does with the jobs of a dead worker: the attempt is used up, so that its number is not given twice.
-        return Settlement(
-            claimed.id,
-            claimed.attempt,
-            running.lease,
-            Outcome.FAILED,
-            text,
-            timedelta(0),
-            claimed.name,
-            key=claimed.key,
-            trace_id=running.trace_id,
-        )
+        return _ended(running, Outcome.FAILED, text, timedelta(0))
     # A release with a detail counts as started; an at_most_once job then fails, since it may start only once.
     return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.RELEASED, text, None, claimed.name)
 
@@ -69,7 +62,9 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
         if running.reason is not None:
             return stopped(running)
         if isinstance(error, Snooze):
-            return _snoozed(running, error)
+            return _ended(running, Outcome.SNOOZED, delay=error.duration)
+        if (step := suspended_by(error)) is not None:
+            return _ended(running, Outcome.SUSPENDED, orjson.dumps({"step": step}).decode())
         # Without a reason, the handler cancelled itself.
         return _failed(running, error)
     except BaseException as failure:
@@ -88,17 +83,7 @@ def _failed_with(running: Running, error: dict[str, Any]) -> Settlement:
     """The settlement of an attempt that failed for a reason of Penstock's own, without an exception of the handler."""
     claimed = running.claimed
     text = running.worked.sealed_error(claimed.id, error)
-    return Settlement(
-        claimed.id,
-        claimed.attempt,
-        running.lease,
-        Outcome.FAILED,
-        text,
-        None,
-        claimed.name,
-        key=claimed.key,
-        trace_id=running.trace_id,
-    )
+    return _ended(running, Outcome.FAILED, text)
 
 
 def finished(running: Running) -> Settlement:
@@ -113,36 +98,10 @@ def _quarantined(running: Running, error: Exception) -> Settlement:
     detail = running.worked.sealed_error(
         claimed.id, claim_queries.quarantined_error(f"its payload cannot be read: {message_of(error)}")
     )
-    return Settlement(
-        claimed.id,
-        claimed.attempt,
-        running.lease,
-        Outcome.QUARANTINED,
-        detail,
-        None,
-        claimed.name,
-        key=claimed.key,
-        trace_id=running.trace_id,
-    )
-
-
-def _snoozed(running: Running, snooze: Snooze) -> Settlement:
-    claimed = running.claimed
-    return Settlement(
-        claimed.id,
-        claimed.attempt,
-        running.lease,
-        Outcome.SNOOZED,
-        None,
-        snooze.duration,
-        claimed.name,
-        key=claimed.key,
-        trace_id=running.trace_id,
-    )
+    return _ended(running, Outcome.QUARANTINED, detail)
 
 
 def _failed(running: Running, error: BaseException) -> Settlement:
-    claimed = running.claimed
     message = message_of(error)
     try:
         trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
@@ -153,14 +112,23 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         "message": message,
         "traceback": plain_text(trace),
     }
-    final = isinstance(error, (Fail, InvalidInput))
+    # Another worker may have the key, or this one may get it.
+    final = isinstance(error, (Fail, InvalidInput)) and not isinstance(error, KeyMissing)
+    outcome = Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED
+    delay = error.after if isinstance(error, Retry) else None
+    return _ended(running, outcome, running.worked.sealed_error(running.claimed.id, detail), delay)
+
+
+def _ended(running: Running, outcome: Outcome, detail: str | None = None, delay: timedelta | None = None) -> Settlement:
+    """The settlement of an attempt that did not succeed, with what the log shows of it."""
+    claimed = running.claimed
     return Settlement(
         claimed.id,
         claimed.attempt,
         running.lease,
-        Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED,
-        running.worked.sealed_error(claimed.id, detail),
-        error.after if isinstance(error, Retry) else None,
+        outcome,
+        detail,
+        delay,
         claimed.name,
         key=claimed.key,
         trace_id=running.trace_id,

@@ -48,7 +48,7 @@ class PullingWorker:
     async def open(self) -> None:
         """See `Pulling`."""
         database = await self._context.database()
-        results = Results(Completer(database))
+        results = Results(Completer(database, self._context.settings.code_version))
         self._executor = ExternalExecutor(database, results, self._prefetch, self._pool.sealer)
         worker = self._worker = Worker(
             database,

@@ -6,17 +6,17 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Literal
 from uuid import UUID
 
+from penstock._version import __version__
 from penstock.groups.membership import monotonic
 from penstock.jobs import claim_queries, worker_queries
-from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.settings import Settings
+from penstock.worker.work import Work
 
 _FENCE_SHARE = 0.8
 
@@ -27,7 +27,7 @@ class Registration:
     Args:
         database: Database of the row.
         settings: Concurrency, and the silence after which the worker counts as dead.
-        types: The job types that the worker works on.
+        work: What the worker works on.
         process: Id of the process, with which the ids of its members begin.
         holds_as: "worker": it runs the jobs that it claims; "dispatcher": it sends them elsewhere. See `tables/0002_jobs.sql`.
         listener: Listens on the channel of the row.
@@ -37,7 +37,7 @@ class Registration:
         self,
         database: Database,
         settings: Settings,
-        types: Mapping[str, WorkedType],
+        work: Work,
         process: str,
         holds_as: Literal["worker", "dispatcher"],
         listener: Listener,
@@ -47,7 +47,7 @@ class Registration:
         """Set when the heartbeat of the loop must be sent at once."""
         self._database = database
         self._settings = settings
-        self._types = types
+        self._work = work
         self._process = process
         self._holds_as = holds_as
         self._listener = listener
@@ -68,11 +68,14 @@ class Registration:
         await worker_queries.register_worker(
             self._database,
             self.id,
-            list(self._types),
+            list(self._work.types),
             re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()),
             os.getpid(),
             self._settings.concurrency,
             self._settings.dead_after,
+            self._work.told,
+            version=__version__,
+            code_version=self._settings.code_version,
         )
         self.kept(sent_at, self._settings.dead_after.total_seconds())
 
@@ -85,7 +88,7 @@ class Registration:
     @property
     def keep_s(self) -> float:
         """See `Kept`: the longest visibility timeout of its job types, since each lease ends by itself."""
-        longest = [worked.declared.visibility_timeout for worked in list(self._types.values())]
+        longest = [worked.declared.visibility_timeout for worked in list(self._work.types.values())]
         return max([self._settings.wedged_after, *longest]).total_seconds()
 
     def pulse(self) -> tuple[str, str, UUID] | None:

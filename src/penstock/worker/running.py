@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.encryption import Sealer
 from penstock.core.tracing import trace_id_of
 from penstock.core.user_code import message_of
-from penstock.errors import KeyMissing, Unreadable
+from penstock.errors import Conflict, KeyMissing, Unreadable
 from penstock.jobs.handler import Job
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import NotStarted, WorkedType
@@ -20,16 +20,26 @@ from penstock.worker.held import HeldJob, JobHolder
 from penstock.worker.lanes import Lane
 from penstock.worker.process import UnreadablePayload
 from penstock.worker.reports import Lines
+from penstock.worker.steps import StepRecorder, Steps
+
+
+class StepHolder(JobHolder, Protocol):
+    """What the job of a handler uses of the executor that keeps it."""
+
+    steps: StepRecorder
 
 
 class Running(HeldJob):
     """A claimed job that waits for a place, or whose handler runs."""
 
-    __slots__ = ("deadline", "entered", "lane", "latest", "limit", "since", "started", "task", "traceparent", "worked")
+    __slots__ = ("_steps", "deadline", "entered", "lane", "latest", "limit", "since", "started", "task", "traceparent", "worked")
+
+    executor: StepHolder
+    _steps: Steps
 
     def __init__(
         self,
-        executor: JobHolder,
+        executor: StepHolder,
         claimed: ClaimedJob,
         worked: WorkedType,
         lane: Lane[Running],
@@ -50,10 +60,21 @@ class Running(HeldJob):
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
         self.task: asyncio.Task[Any] | None = None
-        self.finishing: Finishing | None = None  # its handler has called finish
+        self.finishing: Finishing | None = None  # its handler wrote of it in its own transaction
         self.lines: Lines | None = None  # of its log, which are not written yet
         self.reason: str | None = None  # why its handler was told to stop
         self.traceparent = claimed.traceparent  # of its producer, then of the span of its handler
+
+    def steps(self) -> Steps:
+        """See `JobControl`. They are made with the first one, since few jobs have any."""
+        if (found := getattr(self, "_steps", None)) is None:
+            if self.worked.batch is not None:
+                raise Conflict(
+                    f"job {self.claimed.id} can have no durable steps: the handler of {self.claimed.name} takes batches",
+                    hint="A call is for many jobs, each of which would wait for the others. Leave max_batch_size out.",
+                )
+            found = self._steps = Steps(self, self.executor.steps)
+        return found
 
     @property
     def trace_id(self) -> str | None:

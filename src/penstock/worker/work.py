@@ -13,6 +13,9 @@ from penstock.schedules.schedule import Schedule
 from penstock.streams.consumer.consumer import Consumer
 from penstock.worker.leader import LeaderTask
 
+_MOST_BYTES = 60_000
+"""Of the names that a worker tells; the database takes 64 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -43,6 +46,24 @@ class Work:
     def without_end(self) -> bool:
         """Whether there is work that does not end by itself, as a consumer does."""
         return bool(self.types or self.pools or self.schedules or self.leader_tasks or self.dispatches)
+
+    @property
+    def told(self) -> dict[str, list[str]]:
+        """The names of what there is beside job types, by kind; of very many the first."""
+        kinds: dict[str, Sequence[Any]] = {
+            "pools": self.pools,
+            "consumers": self.consumers,
+            "schedules": self.schedules,
+            "leader_tasks": self.leader_tasks,
+        }
+        told: dict[str, list[str]] = {kind: [] for kind in kinds}
+        left = _MOST_BYTES
+        for kind, all in kinds.items():
+            for one in all:
+                left -= len(one.name.encode()) + 4
+                if left > 0:
+                    told[kind].append(one.name)
+        return told
 
     @property
     def handled(self) -> Mapping[str, WorkedType]:

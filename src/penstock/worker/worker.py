@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+from penstock.core import measuring
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.core.tracing import Tracing
 from penstock.errors import NotFound, PenstockError
 from penstock.groups import heartbeat
-from penstock.jobs import claim_queries, type_queries
+from penstock.jobs import claim_queries, type_queries, workflow_ticks
 from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.worked import WorkedType
 from penstock.pools.service import PoolService, new_member_id
@@ -40,7 +41,9 @@ from penstock.worker.heartbeat import WorkerHeartbeat
 from penstock.worker.isolation import Isolation
 from penstock.worker.leader import LeaderService
 from penstock.worker.locked_work import LockedWork
+from penstock.worker.progress import Progress
 from penstock.worker.queue_source import QUIET_S, AdmissionControl, AdmitAll, QueueSource
+from penstock.worker.rates import write_rates
 from penstock.worker.registration import Registration
 from penstock.worker.results import Results
 from penstock.worker.roles import WorkerExecutor
@@ -48,23 +51,6 @@ from penstock.worker.shutdown import Shutdown
 from penstock.worker.work import Work
 
 log = get_logger("penstock.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How a worker advances.
-
-    Attributes:
-        idle_s: For how many seconds one of its claim loops, or the event loop, has made no progress.
-        running: Whether it is registered and claims.
-        stopping: Whether it has been told to stop.
-        places: Of each kind of place those that are taken, and all.
-    """
-
-    idle_s: float
-    running: bool
-    stopping: bool
-    places: dict[str, tuple[int, int]]
 
 
 class Worker:
@@ -105,6 +91,9 @@ class Worker:
         keyring: Keyring | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        if settings.otel_metrics:
+            # Before the parts are made, which ask whether the process measures itself.
+            measuring.measure()
         self.work = work
         self.ended: list[PenstockError] = []
         self._database = database
@@ -121,8 +110,8 @@ class Worker:
         self.notifications = Notifications()
         self._listener = Listener(database, ["penstock"], self.notifications.dispatch)
         holds_as: Literal["worker", "dispatcher"] = "dispatcher" if work.dispatches else "worker"
-        self._registration = Registration(database, settings, work.types, self._process, holds_as, self._listener)
-        self._results = results or Results(Completer(database))
+        self._registration = Registration(database, settings, work, self._process, holds_as, self._listener)
+        self._results = results or Results(Completer(database, settings.code_version))
         self._completer = self._results.completer
         handlers = self._make_executor()
         self._executor: WorkerExecutor = executor or handlers
@@ -195,7 +184,8 @@ class Worker:
         fetchers.subscribe(notifications)
         if fetchers.queues is not None:
             notifications.wake(self._maintenance.look, Kind.JOBS, Kind.CONNECTED)
-        notifications.wake(self._database.schema_changed.set, Kind.SCHEMA)
+            notifications.wake(partial(workflow_ticks.tell, self._database), Kind.WORKFLOWS)
+            notifications.wake(self._database.schema_changed.set, Kind.SCHEMA)
         self._heartbeat.subscribe(notifications)
         self._scheduler.subscribe(notifications)
         for pool in self.pools:
@@ -256,8 +246,15 @@ class Worker:
                 is left; the error is raised at the end.
         """
         tracing = nullcontext() if self._tracing is None else self._tracing.exporting()
-        async with tracing, self._lifespan():
+        async with self._exported(), tracing, self._lifespan():
             await self._run()
+
+    def _exported(self) -> AbstractAsyncContextManager[None]:
+        if not self._settings.otel_metrics:
+            return nullcontext()
+        from penstock.worker.exported import exported
+
+        return exported(self, self._database.url, self._settings)
 
     async def _run(self) -> None:
         await self._prepare()
@@ -362,6 +359,8 @@ class Worker:
                 if queues is not None:
                     await claim_queries.release_unknown(self._database, self.id, queues.source.known_leases)
                 await self._heartbeat.leave()
+                if self._settings.rates:
+                    await write_rates(self._database)
         log.info("worker_stopped", worker=self.id)
 
     async def _consume(self, consumer: Consumer[Any]) -> None:

@@ -36,9 +36,12 @@ def test_the_versions_that_a_peer_shows_are_pinned(peer):
 
 LOGS = {"streams_penstock", "streams_redis", "streams_nats"}
 """The logs of benchmarks/streams.py."""
+FLOWS = {"flows_penstock", "flows_absurd", "flows_dbos"}
+"""The systems of benchmarks/flows.py."""
 
 
 def test_every_script_is_measured():
-    scripts = {path.stem for path in SCRIPTS.glob("*.py")} - SHARED - {"streams_protocol"}
-    assert scripts == {peer.name for peer in (PENSTOCK, *PEERS)} | LOGS
-    assert {path.stem for path in SCRIPTS.glob("*.txt")} == {peer.name for peer in PEERS} | LOGS - {"streams_penstock"}
+    scripts = {path.stem for path in SCRIPTS.glob("*.py")} - SHARED - {"streams_protocol", "flows_protocol"}
+    assert scripts == {peer.name for peer in (PENSTOCK, *PEERS)} | LOGS | FLOWS
+    pinned = {peer.name for peer in PEERS} | LOGS | FLOWS
+    assert {path.stem for path in SCRIPTS.glob("*.txt")} == pinned - {"streams_penstock", "flows_penstock"}

@@ -10,16 +10,34 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import JobType, Operations, Penstock, Pool, PoolWorker, Producer, PulledJob, Stream, Topic
+from penstock import (
+    JobGroup,
+    JobType,
+    LeaderTask,
+    Operations,
+    Penstock,
+    Pool,
+    PoolWorker,
+    Producer,
+    PulledJob,
+    Schedule,
+    Stream,
+    Topic,
+    Workflow,
+)
 from penstock.jobs.job_type import JobCall
 from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.operations.sync import SyncOperations
 from penstock.pools.sync import SyncPool, SyncPoolWorker, SyncPulledJob
+from penstock.schedules.sync import SyncSchedule
 from penstock.streams.consumer.pull import Consumption
+from penstock.streams.consumer.sync import SyncConsumption
 from penstock.streams.reader import StreamReader
-from penstock.streams.sync import SyncConsumption, SyncProducer, SyncStream, SyncStreamReader
+from penstock.streams.sync import SyncProducer, SyncStream, SyncStreamReader
 from penstock.sync import SyncPenstock
 from penstock.topics.sync import SyncTopic
+from penstock.worker.sync import SyncLeaderTask
+from penstock.workflows.sync import SyncJobGroup, SyncWorkflow
 from scripts.generate_sync import MIRRORS, generated
 
 PAIRS: list[tuple[type, type]] = [
@@ -35,9 +53,22 @@ PAIRS: list[tuple[type, type]] = [
     (Consumption, SyncConsumption),
     (Topic, SyncTopic),
     (Operations, SyncOperations),
+    (Schedule, SyncSchedule),
+    (LeaderTask, SyncLeaderTask),
+    (JobGroup, SyncJobGroup),
+    (Workflow, SyncWorkflow),
 ]
 # What only a loop can use: it is asynchronous itself.
-ASYNCHRONOUS = {"Penstock.database", "Penstock.worker", "Penstock.run_worker", "Pool.declare_type"}
+ASYNCHRONOUS = {
+    "Penstock.database",
+    "Penstock.worker",
+    "Penstock.run_worker",
+    "JobType.ensure",
+    "JobType.declare_if_allowed",
+    "Pool.declare_type",
+    # A pulled job has no steps: its program does not run again by itself.
+    *(f"PulledJob.{name}" for name in ("step", "sleep", "wait_for", "gather")),
+}
 # Classes that handlers and consumers get from a worker, which has a loop.
 OF_WORKERS = {"Batch", "Events", "Job", "Leader", "Lifespan", "Standing"}
 

@@ -17,8 +17,8 @@ OTHERS = {"benchmarks", "browser", "chaos", "checker", "docs", "encryption", "ge
 # Uses of what is private to the package, each with its reason.
 PRIVATE = {
     ("chaos/broken_worker.py", "_watch_fence"): "removes this guarantee from a running worker",
-    ("pools/test_standing.py", "_acquire"): "cuts one process off from the database, and not its neighbour in the same process",
-    ("pools/test_standing.py", "_beat"): "cuts one process off from the database, and not its neighbour in the same process",
+    ("pools/test_standing_races.py", "_acquire"): "cuts one process off from the database, and not others in this process",
+    ("pools/test_standing_races.py", "_beat"): "cuts one process off from the database, and not others in this process",
     ("worker/test_metrics.py", "_version"): "the version itself, which `penstock.__version__` shows",
     ("gearman/conftest.py", "_onConnect"): "the way in which `gear` is extended",
 }

@@ -51,7 +51,7 @@ ENTRIES = {
     ),
     "report_progress": "select penstock.report_progress(array[$2::uuid], array[5::bigint], array[$1::jsonb])",
     "type options": "select penstock.create_job_type('other', jsonb_build_object('max_attempts', $1::jsonb))",
-    "topic options": "select penstock.declare_topic('other', jsonb_build_object('keep', $1::jsonb))",
+    "topic options": "select penstock.declare_topic('other', jsonb_build_object('catch_up', $1::jsonb))",
     "pool options": "select penstock.declare_pool('other', jsonb_build_object('weights', $1::jsonb))",
     "stream options": "select penstock.create_stream('other', 1, jsonb_build_object('keep_events', $1::jsonb))",
     "metadata": "select penstock.join_group('pool', 'm2', gen_random_uuid(), p_metadata => jsonb_build_object('a', $1::jsonb))",

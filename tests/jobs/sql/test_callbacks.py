@@ -65,6 +65,23 @@ async def test_a_batch_with_every_outcome(sql: Sql) -> None:
     assert await sql.fetchval("select sum(open_jobs) from penstock.leases") == 1
 
 
+async def test_each_that_was_claimed_is_settled_with_its_times(sql: Sql) -> None:
+    claimed = await enqueue(sql)
+    await sql.execute(
+        "update penstock.queued_jobs set created_at = now() - interval '1 hour', run_after = now() - interval '100 s'"
+    )
+    await sql.fetch("select * from penstock.claim('w1', '{ship}', 1)")
+    await sql.execute("update penstock.leases set started_at = now() - interval '40 s'")
+    waiting = await enqueue(sql)
+    rows = await sql.fetch(
+        "select wait_s, run_s from penstock.settle_attempts('{ship,ship,ship}', $1, '{3,3,3}', '{succeeded,failed,failed}') "
+        "order by ordinal",
+        [waiting, claimed, uuid4()],
+    )
+    assert [rows[0]["wait_s"], rows[0]["run_s"], rows[2]["wait_s"]] == [None] * 3
+    assert (rows[1]["wait_s"], rows[1]["run_s"]) == (pytest.approx(60, abs=5), pytest.approx(40, abs=5))
+
+
 async def test_the_holder_is_told_once_for_a_batch(sql: Sql) -> None:
     heard: list[str] = []
     await sql.add_listener("penstock_w1", lambda *message: heard.append(str(message[3])))

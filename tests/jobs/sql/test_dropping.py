@@ -13,6 +13,11 @@ from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 RUN = "jobs of ship run, or other transactions work with them"
+LOOKED = (
+    "select look_at > penstock.clock() from penstock.dropped_types"
+    " cross join lateral (select count(*) from penstock.recover()) as recovered"
+)
+"""Whether maintenance, which this runs, no longer looks for jobs of the dropped type each time."""
 OF_TYPES = ["type_priorities", "large_payloads", "rate_windows", "place_waiters", "leases", "unique_periods", "handlers", "jobs"]
 OF_POOLS = [*OF_TYPES, "pools", "key_weights", "paused_keys", "standing_jobs", "standing_messages"]
 
@@ -191,9 +196,56 @@ async def test_a_job_that_is_enqueued_while_its_type_is_dropped_ends_as_cancelle
         await transaction.commit()
         await sql.fetch("select penstock.recover()")
         assert await ended(sql) == {late: ("cancelled", "dropped")}
-        await eventually(lambda: forgotten(sql), "the name is forgotten")
+        await eventually(lambda: sql.fetchval(LOOKED), "maintenance looks less often")
+        await sql.execute("select set_config('penstock.clock', (now() + interval '367 days')::text, false)")
+        await eventually(lambda: forgotten(sql), "the name is forgotten after a year")
     finally:
         await other.close()
+
+
+async def test_a_transaction_that_read_before_a_drop_and_writes_hours_later_leaves_no_job(sql: Sql, kind: str, url: str) -> None:
+    other = await asyncpg.connect(url)
+    try:
+        transaction = other.transaction(isolation="repeatable_read")
+        await transaction.start()
+        # It has read, and written nothing: the number of no transaction tells of it.
+        assert await other.fetchval("select count(*) from penstock.jobs") == 1
+        await drop(sql, kind)
+        await sql.execute("select set_config('penstock.clock', (now() + interval '2 hours')::text, false)")
+        await eventually(lambda: sql.fetchval(LOOKED), "maintenance looks less often")
+        late = await enqueue(other, kind)
+        await transaction.commit()
+        await sql.execute("select set_config('penstock.clock', (now() + interval '4 hours')::text, false)")
+        await sql.fetch("select penstock.recover()")
+        assert await ended(sql) == {late: ("cancelled", "dropped")}
+        assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 0
+    finally:
+        await other.close()
+
+
+@pytest.mark.parametrize("hours", [0, 2, 24])
+async def test_the_error_of_a_late_enqueue_says_that_the_type_was_dropped_and_what_to_do(sql: Sql, kind: str, hours: int) -> None:
+    await drop(sql, kind)
+    for passed in range(hours + 1):
+        clock = "select set_config('penstock.clock', (now() + $1::integer * interval '1 hour')::text, false)"
+        await sql.execute(clock, passed)
+        await sql.fetch("select penstock.recover()")
+    declare = "declare_pool('ship', p_again => false)" if kind == "pool" else "declare_job_type('ship', p_again => false)"
+    for call in ("enqueue('ship', p_key => 'acme')", declare):
+        with pytest.raises(asyncpg.PostgresError, match="no such job type: ship, it was dropped at 20") as refused:
+            await sql.execute(f"select penstock.{call}")
+        assert refused.value.sqlstate == "PS404"
+        assert "penstock declare MODULE:APP" in (refused.value.hint or "")
+    assert await left(sql, ["jobs", "pools"]) == {}
+    # A declaration of its own creates it again.
+    await sql.execute(f"select penstock.{declare.replace('false', 'true')}")
+    await enqueue(sql, kind)
+
+
+async def test_a_type_that_never_was_is_created_by_any_declaration(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_job_type('bill', p_again => false)")
+    await sql.execute("select penstock.declare_pool('tenants', p_again => false)")
+    assert await sql.fetchval("select count(*) from penstock.jobs") == 2
 
 
 async def forgotten(sql: Sql) -> bool:

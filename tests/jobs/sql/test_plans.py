@@ -22,6 +22,8 @@ VARIABLES = {
     "job_type.visibility_timeout": "interval '5 min'",
     "job_type.keep_succeeded": "null::interval",
     "of_priority": "0::smallint",
+    "first_seq": "0::bigint",
+    "oldest_xid": "0::bigint",
     "room": "100",
     "p_watermarks": "'{}'::jsonb",
     "p_worker": "'w1'::text",
@@ -91,9 +93,12 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
     lookups = [node for node in nodes(settle) if node.get("Index Name") == "queued_jobs_pkey"]
     assert [node["Index Cond"] for node in lookups] == ["(id = given.id)"]
     assert "queued_jobs" not in seq_scans(settle)
+    # The leases of a batch, which are few, are looked up once and not for each job.
+    assert [node["Actual Loops"] for node in nodes(settle) if node.get("Relation Name") == "leases"] == [1]
+    assert "leases" not in seq_scans(settle)
     assert [node["Actual Rows"] for node in nodes(settle) if node["Node Type"] == "ModifyTable" and node["Operation"] == "Insert"]
     ended = await explain(
-        sql, "archive_unsuccessful", "with ended as", "    get diagnostics",
+        sql, "archive_unsuccessful", "with ended as", "    into archived",
         {
             "p_moment": "now()", "p_ids": ids, "p_statuses": "array_fill('failed'::penstock.archived_job_status, array[100])",
             "p_reasons": "null::text[]", "p_errors": "null::jsonb[]",
@@ -106,6 +111,17 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
     promote = await explain(sql, "promote", "with due as", "\n        loop", {"moment": "now()", "p_limit": "1000"})
     assert "queued_jobs_deferred" in {node.get("Index Name") for node in nodes(promote)}
     assert "queued_jobs" not in seq_scans(promote)
+
+
+async def test_a_claim_passes_the_jobs_that_are_claimed_once(sql: Sql) -> None:
+    await fill(sql, 2_000)
+    await sql.execute("select count(*) from penstock.claim('w1', '{ship}', 1000)")
+    read = "select sum(idx_tup_read) from pg_stat_user_indexes where indexrelname = 'queued_jobs_ready'"
+    await sql.execute("select pg_stat_force_next_flush()")
+    before = await sql.fetchval(read)
+    assert await sql.fetchval("select count(*) from penstock.claim('w1', '{ship}', 100)") == 100
+    await sql.execute("select pg_stat_force_next_flush()")
+    assert await sql.fetchval(read) - before < 1_000 + 100 + 20
 
 
 async def test_claims_are_hot_updates(sql: Sql) -> None:
@@ -154,7 +170,7 @@ async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql:
             "prefix": "'01a1fe2e-6b58-7000-'", "rest": "(1::bigint << 63)", "is_ready": "true",
             "p_run_after": "null::timestamptz", "p_moment": "now()", "p_expires_at": "null::timestamptz",
             "p_number": "1::bigint", "p_topic": "'t'::text", "p_data": "'{}'::jsonb",
-            "p_copy_options": "null::jsonb",
+            "p_copy_options": "null::jsonb", "p_key": "null::text",
         },
     )  # fmt: skip
     assert {node.get("Index Name") for node in nodes(publish)} >= {"subscriptions_pkey", "jobs_pkey"}
@@ -212,16 +228,27 @@ async def test_a_claim_of_many_types_tries_only_those_that_have_ready_jobs(sql: 
     tried = await explain(
         sql,
         "claim",
-        "select jobs.*",
-        "\n    loop",
-        {"p_names": names, "many": "true", "p_watermarks": "'{}'::jsonb", "p_keys": "null::text[]"},
+        "select wanted.name",
+        "\n        );",
+        {"p_names": names, "p_watermarks": "'{}'::jsonb"},
     )
     assert tried["Actual Rows"] == 3
     assert seq_scans(tried) == []
-    assert {node.get("Index Name") for node in nodes(tried)} >= {"jobs_pkey", "queued_jobs_ready"}
+    assert {node.get("Index Name") for node in nodes(tried)} >= {"type_priorities_name", "queued_jobs_ready"}
+    waiting = await explain(
+        sql,
+        "claim",
+        "select of_type_priorities.priority, waiting.seq",
+        "\n        ) as found",
+        {"of_type": "'type7'", "p_watermarks": "'{}'::jsonb"},
+    )
+    assert waiting["Actual Rows"] == 2
+    assert seq_scans(waiting) == []
+    assert {node.get("Index Name") for node in nodes(waiting)} >= {"type_priorities_name", "queued_jobs_ready"}
     claimed = await sql.fetch(f"select name, priority from penstock.claim('w', {names}, 100)")
     assert [tuple(row) for row in claimed] == [("type7", 0), ("type7", 5), ("type90", -3), ("type299", 0)]
     assert await sql.fetch(f"select name from penstock.claim('w', {names}, 100)") == []
+    assert await sql.fetch("select name from penstock.claim('w', null, 100)") == []
     assert await sql.fetchval("select count(*) from penstock.leases") == 4
 
 
@@ -275,3 +302,29 @@ def test_a_function_of_more_than_two_screens_says_why_at_its_head() -> None:
             if text.count("\n") > 100 and not above.startswith("-- "):
                 silent.append(name)
     assert not silent, f"split them, or say above them why they are long: {silent}"
+
+
+@pytest.mark.parametrize("waiting", [2_000, pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(400)])])
+async def test_jobs_that_wait_for_others_change_nothing_in_a_claim(sql: Sql, waiting: int) -> None:
+    async def claim() -> tuple[int, list[tuple[str, str | None]]]:
+        plans = [await explain_claim(sql) for _ in range(3)]
+        pages = min(int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"]) for plan in plans)
+        return pages, [(node["Node Type"], node.get("Index Name")) for node in nodes(plans[-1])]
+
+    await fill(sql, 1000)
+    await sql.execute("analyze penstock.queued_jobs")
+    before, plan = await claim()
+    group = await sql.fetchval("select penstock.open_group('never sealed')")
+    await sql.execute(
+        "with waiting as ("
+        " insert into penstock.waiting_jobs (id, name, run_after, created_at, updated_at, attempt, max_attempts, data, options)"
+        " select gen_random_uuid(), 'ship', now(), now(), now(), 1, 5, '{}', jsonb_build_object('after', array[$2::uuid])"
+        " from generate_series(1, $1::integer) returning id)"
+        " insert into penstock.job_dependencies (job, after, at_any_end, linked) select id, $2::uuid, false, true from waiting",
+        waiting, group, timeout=380,
+    )  # fmt: skip
+    assert await sql.fetchval("select count(*) from penstock.waiting_jobs") == waiting
+    after, plan_after = await claim()
+    assert plan_after == plan
+    assert before > 0
+    assert after <= before * 1.02, f"a claim of 100 jobs touched {before} pages before and {after} after"

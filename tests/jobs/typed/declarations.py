@@ -114,6 +114,9 @@ async def tighten(tenant: str, turns: int) -> None: ...
 
 
 cells = app.pool("cells", int)
+parcels = app.job_type("parcels", Shipment, key=lambda shipment: shipment.id)
+crates = app.pool("crates", Shipment, key=lambda shipment: shipment.id)
+mixed = app.pool("mixed", Shipment | Label, key=lambda item: item.id if isinstance(item, Shipment) else item.text)
 
 
 @cells.job(executor="thread" if False else "auto")
@@ -130,7 +133,9 @@ async def tenant(job: Standing[Shipment]) -> AsyncIterator[None]:
 
 
 delays = app.topic("delays", Label)
-sealed = app.topic("sealed", Label, keep=3, encrypted=True)
+sealed = app.topic("sealed", Label, catch_up=3, encrypted=True)
+keyed = app.topic("keyed", Label, key=lambda label: label.text)
+loose = app.topic("loose", key=lambda label: label["text"])
 clicks = app.stream("clicks", bytes, compression="zstd", compact=True, encrypted=True, keep=Retention(age=timedelta(days=1)))
 
 
@@ -138,11 +143,18 @@ clicks = app.stream("clicks", bytes, compression="zstd", compact=True, encrypted
 async def at_jfk(job: Job[Label]) -> None: ...
 
 
+@keyed.subscriber("all", max_batch_size=10, linger=timedelta(seconds=1), batch_by_key=True)
+async def on_labels(jobs: list[Job[Label]]) -> None: ...
+
+
 @delays.subscriber("lga")
 async def at_lga(text: str) -> None: ...
 
 
 orders = app.stream("orders", Shipment, partitions=4, key="id", keep=timedelta(days=1), segment_events=10)
+
+
+tracked = app.stream("tracked", Shipment, key=lambda shipment: shipment.id)
 
 
 @orders.consumer(group="billing")
@@ -160,6 +172,10 @@ async def scan(events: Events[Shipment]) -> None: ...
 
 @app.cron("0 4 * * *", max_attempts=2)
 async def report(tick: Tick) -> None: ...
+
+
+@app.cron("0 4 1 * *", key=lambda tick: f"{tick.at:%Y-%m}")
+async def monthly(tick: Tick) -> None: ...
 
 
 @app.timer(every=timedelta(minutes=1))
@@ -215,6 +231,13 @@ async def right() -> None:
     await cell.options(key="a").enqueue(3)
     await at_jfk.enqueue(Label("late"))
     await delays.publish(Label("late"))
+    await delays.publish(Label("late"), key="UA123")
+    await delays.publish_many([NewMessage(Label("late"), key="UA123")])
+    await on_labels.enqueue(Label("late"))
+    await parcels.enqueue(Shipment(id="shp_1"))
+    await app.run_schedule("monthly", key="2026-01")
+    await report.declare()
+    await follow_prices.declare()
     await orders.append(Shipment(id="shp_1"))
     await resize.options(unique="u", unique_for=timedelta(minutes=5), max_attempts=1, time_limit=timedelta(seconds=1)).enqueue(
         "a"
@@ -286,6 +309,15 @@ async def wrong() -> None:
     await clicks.append("no bytes")  # wrong
     await orders.append_many([Label("no")])  # wrong
     await ledger.enqueue("acme", Label("no"))  # wrong
+    app.job_type("x", Shipment, key=lambda shipment: shipment.customer)  # wrong
+    app.pool("x", Shipment, key=lambda shipment: shipment.customer)  # wrong
+    app.topic("x", Shipment, key=lambda shipment: shipment.customer)  # wrong
+    app.stream("x", Shipment, key=lambda shipment: shipment.customer)  # wrong
+    app.topic("x", Shipment, key=lambda shipment: 3)  # wrong
+    app.pool("x", Shipment, key=lambda: "a")  # wrong
+    app.topic("x", keep=3)  # wrong
+    app.cron("0 4 * * *", key=lambda tick: tick.customer)  # wrong
+    await delays.publish(Label("late"), key=3)  # wrong
 
 
 asyncio.run(right())

@@ -11,7 +11,8 @@ from penstock.jobs.watermarks import Watermarks
 
 def job(seq: int, priority: int = 0) -> ClaimedJob:
     now = datetime.now(UTC)
-    return ClaimedJob(uuid4(), "ship", 5, 5, priority, None, "{}", now, now, seq, 1, 300.0)
+    # A claim opens a lease for each priority.
+    return ClaimedJob(uuid4(), "ship", 5, 5, priority, None, "{}", now, now, seq, 100 + priority, 300.0)
 
 
 def watermark(watermarks: Watermarks) -> int:

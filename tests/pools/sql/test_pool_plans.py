@@ -114,11 +114,13 @@ async def test_what_is_owned_is_not_compared_slot_by_slot(sql: Sql, statistics: 
         "p_group": "'work'::text",
         "p_member": "'m'::text",
     }
-    plan = await explain(sql, "still_owned", "select array_agg", ";", given)
+    plan = await explain(sql, "still_owned", "select array_agg(slots.slot", ");", given)
     kinds = [node["Node Type"] for node in nodes(plan)]
     assert "Hash Join" in kinds
     assert "Nested Loop" not in kinds
     assert seq_scans(plan) == []
+    of_the_member = await explain(sql, "still_owned", "select array_agg(mine.slot", ";", {**given, "into own, own_epochs": ""})
+    assert seq_scans(of_the_member) == []
 
 
 async def test_claims_of_keys_are_hot_updates(sql: Sql) -> None:

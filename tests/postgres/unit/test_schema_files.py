@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,14 @@ def test_a_file_of_functions_does_one_thing() -> None:
     """One that has grown past this usually does two: split it by thing."""
     lines = {file.name: file.text.count("\n") for file in migrate.schema_files("functions")}
     assert [name for name, count in lines.items() if count > MOST_LINES_OF_A_FILE] == []
+
+
+def test_the_files_that_comments_name_are_there() -> None:
+    folder = Path(migrate.__file__).with_name("schema")
+    named = {
+        (str(file.relative_to(folder)), name)
+        for file in folder.rglob("*.sql")
+        for name in re.findall(r"\b(?:tables|functions/\w+)/\w+\.sql", file.read_text())
+    }
+    assert named
+    assert [(file, name) for file, name in sorted(named) if not (folder / name).exists()] == []

@@ -215,7 +215,7 @@ async def test_a_publish_is_part_of_the_callers_transaction(app: Penstock, memos
 
 
 async def test_late_joiners_get_the_last_messages_that_the_topic_keeps(app: Penstock) -> None:
-    news = app.topic("news", keep=2)
+    news = app.topic("news", catch_up=2)
     for n in range(5):
         await news.publish(n)
     receipt = await news.subscribe("bob")
@@ -361,7 +361,7 @@ async def test_typed_messages_reach_their_handlers(app: Penstock) -> None:
 
 
 async def test_messages_are_pruned_when_nothing_refers_to_them(app: Penstock, sql: Sql) -> None:
-    memos = app.topic("memos", keep=1)
+    memos = app.topic("memos", catch_up=1)
     await memos.subscribe("bob")
     for n in range(4):
         await memos.publish(n)

@@ -9,22 +9,32 @@ from uuid import UUID
 
 from penstock.client import operation_calls as calls
 from penstock.client.call import AsyncSend
-from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
+from penstock.operations.models import Erasure, ErasurePreview, JobFilter, OperationKind, OperationPreview, OperationRecord
 
 
 class AsyncOperations:
-    """Cancels, replays and purges all jobs that match a filter. See `penstock.operations.operations.Operations`."""
+    """Changes of all jobs that match a filter, and erasures. See `penstock.operations.operations.Operations`."""
 
     def __init__(self, send: AsyncSend) -> None:
         self._send = send
 
-    async def preview(self, kind: OperationKind, filter: JobFilter) -> OperationPreview:
+    async def preview(self, kind: OperationKind, filter: JobFilter, *, priority: int | None = None) -> OperationPreview:
         """How many jobs an operation would change now, and some of them. Raises `InvalidInput`, `NotFound`."""
-        return await self._send(calls.preview(kind, filter))
+        return await self._send(calls.preview(kind, filter, priority))
 
-    async def start(self, kind: OperationKind, filter: JobFilter, *, id: UUID | str | None = None) -> OperationRecord:
+    async def start(
+        self, kind: OperationKind, filter: JobFilter, *, priority: int | None = None, id: UUID | str | None = None
+    ) -> OperationRecord:
         """Start an operation. Raises `InvalidInput`, `NotFound`, `Conflict`."""
-        return await self._send(calls.start(kind, filter, id))
+        return await self._send(calls.start(kind, filter, priority, id))
+
+    async def preview_erasure(self, erasure: Erasure) -> ErasurePreview:
+        """What an erasure would remove now. Raises `InvalidInput`."""
+        return await self._send(calls.preview_erasure(erasure))
+
+    async def erase(self, erasure: Erasure, *, id: UUID | str | None = None) -> OperationRecord:
+        """Start an erasure. Raises `InvalidInput`, `Conflict`."""
+        return await self._send(calls.erase(erasure, id))
 
     async def find(self, id: UUID | str) -> OperationRecord:
         """An operation, and how far it is. Raises `NotFound`."""

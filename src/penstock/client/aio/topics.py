@@ -29,29 +29,29 @@ class AsyncTopic:
         http: httpx.AsyncClient,
         name: str,
         retry_for_s: float,
-        keep: int | None = None,
+        catch_up: int | None = None,
         encrypted: bool | None = None,
     ) -> None:
         self.name = name
-        self._keep = keep
+        self._catch_up = catch_up
         self._encrypted = encrypted
         self._send = send
         self._http = http
         self._retry_for_s = retry_for_s
 
-    async def declare(self, *, keep: int | None = None, encrypted: bool | None = None) -> None:
-        """Make the topic, or change how many messages it keeps for new subscribers, or whether it is encrypted."""
-        keep = self._keep if keep is None else keep
-        await self._send(topic_calls.declare(self.name, keep, self._encrypted if encrypted is None else encrypted))
+    async def declare(self, *, catch_up: int | None = None, encrypted: bool | None = None) -> None:
+        """Make the topic, or change how many earlier messages new subscribers get, or whether it is encrypted."""
+        catch_up = self._catch_up if catch_up is None else catch_up
+        await self._send(topic_calls.declare(self.name, catch_up, self._encrypted if encrypted is None else encrypted))
 
     async def publish(
-        self, data: Any = None, *, id: UUID | str | None = None, unique: str | None = None,
+        self, data: Any = None, *, id: UUID | str | None = None, key: str | None = None, unique: str | None = None,
         run_after: datetime | timedelta | None = None, expires_at: datetime | timedelta | None = None, background: bool = True,
         timeout: timedelta = timedelta(seconds=30),
     ) -> Published:  # fmt: skip
         """Publish a message. See `penstock.Topic.publish`."""
         seconds = timeout.total_seconds()
-        return await self._send(topic_calls.publish(self.name, data, id, unique, run_after, expires_at, background, seconds))
+        return await self._send(topic_calls.publish(self.name, data, id, unique, run_after, expires_at, background, seconds, key))
 
     async def publish_many(self, messages: Iterable[NewMessage[Any] | Any]) -> int:
         """Publish messages, payloads or `NewMessage`, in their order. Returns how many there are.

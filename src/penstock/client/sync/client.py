@@ -31,11 +31,13 @@ from penstock.client.sync.operations import Operations
 from penstock.client.sync.pools import Pool
 from penstock.client.sync.streams import Stream
 from penstock.client.sync.topics import Topic
+from penstock.core.checks import check_span
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result
-from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
+from penstock.jobs.models import Enqueued, GroupReference, NewJob, NewJobOptions
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
+from penstock.jobs.steps import StepRecord
 from penstock.jobs.top import TopRecord
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
@@ -44,6 +46,8 @@ from penstock.topics.models import TopicCounts
 from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
+from penstock.worker.overview import Overview
+from penstock.workflows.models import JobGroupRecord, OnFailure, WorkflowRunRecord, WorkflowStepRecord
 
 T = TypeVar("T")
 
@@ -56,14 +60,21 @@ class Client:
         user: Name for basic auth.
         password: For basic auth.
         token: A bearer token, instead of a user.
-        timeout_s: Longest time for a try, waits not counted, and for repeating it while the server is away.
+        timeout: Longest time for a try, waits not counted, and for repeating it while the server is away.
     """
 
     def __init__(
-        self, url: str, user: str | None = None, password: str = "", *, token: str | None = None, timeout_s: float = 30.0
+        self,
+        url: str,
+        user: str | None = None,
+        password: str = "",
+        *,
+        token: str | None = None,
+        timeout: timedelta = timedelta(seconds=30),
     ) -> None:
-        self._timeout_s = timeout_s
-        self._http = httpx.Client(**options_for(url, user, password, token, timeout_s))
+        check_span("timeout", timeout)
+        self._timeout_s = timeout.total_seconds()
+        self._http = httpx.Client(**options_for(url, user, password, token, self._timeout_s))
 
     def __enter__(self) -> Self:
         return self
@@ -98,11 +109,12 @@ class Client:
         status: Status | str | None = None,
         key: str | None = None,
         reason: str | None = None,
+        workflow: GroupReference | None = None,
         limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status, key and reason."""
+        """Jobs, latest first, by type, status, key, reason and workflow."""
         found: list[JobRecord] = []
-        for call in calls.find_many(name, status, key, reason):
+        for call in calls.find_many(name, status, key, reason, workflow):
             page: Call[calls.Page] | None = call
             left = limit
             while page is not None and left > 0:
@@ -129,6 +141,14 @@ class Client:
     def cancel(self, id: UUID | str) -> str:
         """Cancel a job. See `Penstock.cancel`."""
         return self._send(calls.cancel(id))
+
+    def set_priority(self, id: UUID | str, priority: int) -> bool:
+        """Give a job that waits another priority. See `Penstock.set_priority`."""
+        return self._send(calls.set_priority(id, priority))
+
+    def run_now(self, id: UUID | str) -> bool:
+        """Make a job that waits for its time, or for a further attempt, due at once. See `Penstock.run_now`."""
+        return self._send(calls.run_now(id))
 
     def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False) -> Enqueued:
         """Enqueue a copy of a running or finished job. See `Penstock.replay`.
@@ -169,6 +189,10 @@ class Client:
         """Those workers that the user may see."""
         return self._send(calls.workers())
 
+    def overview(self) -> Overview:
+        """How the job types, workers and streams that the user may see are doing. See `Penstock.overview`."""
+        return self._send(calls.overview())
+
     def drain_worker(self, id: str) -> str:
         """Let one worker of a fleet stop. Returns the fleet. Raises `NotFound`, and `Conflict` for a worker of no fleet."""
         return self._send(calls.drain_worker(id))
@@ -205,6 +229,76 @@ class Client:
         """End a pause. Raises `NotFound`, `Conflict`."""
         self._send(calls.resume(name))
 
+    def signal(self, id: UUID | str, name: str, value: Any = None) -> bool:
+        """Send a signal to a job; see `Penstock.signal`. Raises `NotFound`, `Conflict`."""
+        return self._send(calls.signal(id, name, value))
+
+    def steps(self, id: UUID | str) -> list[StepRecord]:
+        """The durable steps of a job; see `Penstock.steps`. Raises `NotFound`."""
+        return self._send(calls.steps(id))
+
+    def open_group(
+        self,
+        name: str,
+        *,
+        then: str | None = None,
+        then_data: Any = None,
+        on_failure: OnFailure = "cancel",
+        parent: UUID | None = None,
+    ) -> JobGroupRecord:
+        """Open a job group, or find the one of this name; see `Penstock.job_group`. Raises `Conflict`, `NotFound`."""
+        return self._send(calls.open_group(name, then, {} if then_data is None else then_data, on_failure, parent))
+
+    def seal_group(self, group: UUID | str) -> JobGroupRecord:
+        """Say that no more children of a job group come, apart from those that children enqueue. Raises `NotFound`."""
+        return self._send(calls.change_group(group, "seal"))
+
+    def cancel_group(self, group: UUID | str) -> JobGroupRecord:
+        """Cancel the children of a job group, and its `then`. Raises `NotFound`."""
+        return self._send(calls.change_group(group, "cancel"))
+
+    def find_group(self, group: UUID | str) -> JobGroupRecord:
+        """A job group by its id or its name. Raises `NotFound`."""
+        return self._send(calls.find_group(group))
+
+    def job_groups(self, *, open: bool = False, limit: int = 50) -> list[JobGroupRecord]:
+        """Job groups, latest first: all, or only those that have not ended."""
+        return self._send(calls.job_groups(open, limit))
+
+    def start_workflow(
+        self, run: str, workflow: str, steps: list[dict[str, Any]], *, on_failure: OnFailure = "continue"
+    ) -> WorkflowRunRecord:
+        """Start a run of a workflow, or find the one of this id. Raises `InvalidInput`, `Conflict`, `NotFound`.
+
+        Args:
+            run: Id of the run, such as `nightly-2026-11-22`.
+            workflow: Name of the workflow.
+            steps: Its steps as in SQL: objects with name, type, after (names of steps before it), when, data, key, priority,
+                run_after, expires_at, max_attempts, time_limit; or, of a step of many jobs, jobs.
+            on_failure: See `Penstock.workflow`.
+        """
+        return self._send(calls.start_workflow(run, workflow, steps, on_failure))
+
+    def workflow_runs(self, workflow: str | None = None, *, open: bool = False, limit: int = 50) -> list[WorkflowRunRecord]:
+        """Runs of workflows, latest first: all, those of a workflow, or only those that have not ended."""
+        return self._send(calls.workflow_runs(workflow, open, limit))
+
+    def find_workflow_run(self, run: UUID | str) -> WorkflowRunRecord:
+        """A run of a workflow by its id. Raises `NotFound`."""
+        return self._send(calls.find_workflow_run(run))
+
+    def workflow_steps(self, run: UUID | str) -> list[WorkflowStepRecord]:
+        """The steps of a run, each behind those after which it runs, with status and times. Raises `NotFound`."""
+        return self._send(calls.workflow_steps(run))
+
+    def cancel_workflow(self, run: UUID | str) -> WorkflowRunRecord:
+        """Cancel the steps of a run. Raises `NotFound`."""
+        return self._send(calls.cancel_workflow(run))
+
+    def retry_workflow(self, run: UUID | str, *, from_step: str | None = None, id: str | None = None) -> WorkflowRunRecord:
+        """Retry a run that has ended; see `Penstock.retry_workflow`. Raises `NotFound`, `InvalidInput`, `Conflict`."""
+        return self._send(calls.retry_workflow(run, from_step, id))
+
     def list_schedules(self) -> list[ScheduleRecord]:
         """All schedules that the user may see, with their last runs."""
         return self._send(calls.list_schedules())
@@ -213,9 +307,9 @@ class Client:
         """The last runs of a schedule, latest first. Raises `NotFound`."""
         return self._send(calls.schedule_runs(name, status, limit))
 
-    def run_schedule(self, name: str) -> UUID | None:
-        """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`."""
-        return self._send(calls.run_schedule(name))
+    def run_schedule(self, name: str, *, key: str | None = None) -> UUID | None:
+        """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`, `InvalidInput`."""
+        return self._send(calls.run_schedule(name, key))
 
     def drop_schedule(self, name: str) -> None:
         """Forget a schedule that left the code. Raises `NotFound`, `Conflict`."""
@@ -284,17 +378,17 @@ class Client:
         """Drop a pool with its job type. Raises `NotFound`, `Conflict` while it has live workers, or (unless forced) work."""
         self._send(pool_calls.drop_pool(name, force))
 
-    def scale_advice(self, *, wait_s: float = 5.0) -> list[ScaleAdvice]:
-        """How many workers each job type and pool needs for jobs to wait no longer than `wait_s` seconds."""
-        return self._send(pool_calls.scale_advice(wait_s))
+    def scale_advice(self, *, wait: timedelta = timedelta(seconds=5)) -> list[ScaleAdvice]:
+        """How many workers each job type and pool needs for jobs to wait no longer than `wait`."""
+        return self._send(pool_calls.scale_advice(wait))
 
     def stream(self, name: str) -> Stream:
         """A stream on the server, which need not exist yet."""
         return Stream(self._send, self._http, name, self._timeout_s)
 
-    def topic(self, name: str, *, keep: int | None = None, encrypted: bool = False) -> Topic:
-        """A topic on the server, which need not exist yet. `keep` and `encrypted` are for `declare`, see `Penstock.topic`."""
-        return Topic(self._send, self._http, name, self._timeout_s, keep, encrypted or None)
+    def topic(self, name: str, *, catch_up: int | None = None, encrypted: bool = False) -> Topic:
+        """A topic on the server, which need not exist yet. `catch_up` and `encrypted` are for `declare`, see `Penstock.topic`."""
+        return Topic(self._send, self._http, name, self._timeout_s, catch_up, encrypted or None)
 
     def find_stream(self, name: str) -> Stream:
         """A stream that is there. Raises `NotFound`."""

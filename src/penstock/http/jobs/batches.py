@@ -10,12 +10,13 @@ from fastapi import Request, Response
 
 from penstock.errors import DatabaseUnavailable
 from penstock.http import bodies, shapes
+from penstock.http.auth import Principal
 from penstock.http.errors import no_such_type
-from penstock.http.jobs.enqueuing import New, batch_of
+from penstock.http.jobs.enqueuing import New, batch_of, check_named
 from penstock.http.jobs.models import BatchJob
 from penstock.http.ndjson import CONTENT, LineOutcome, Lines, outcomes
 from penstock.http.openapi import json_body
-from penstock.http.routing import BATCH, CurrentService, OpenType, Traceparent, router
+from penstock.http.routing import BATCH, CurrentService, Instance, OpenType, Traceparent, User, router
 from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import make_id
@@ -31,7 +32,7 @@ class BatchOutcome(LineOutcome):
     """One line of the answer to a batch: an outcome or an error. After 1,000 errors `lines` tells the bad ones as ranges."""
 
     id: str | None = None
-    outcome: Literal["queued", "duplicate", "coalesced", "archived"] | None = None
+    outcome: Literal["queued", "waiting", "duplicate", "coalesced", "archived"] | None = None
 
 
 @api.post(
@@ -41,7 +42,9 @@ class BatchOutcome(LineOutcome):
     responses=outcomes(BatchOutcome, _OUTCOME),
     openapi_extra=json_body(BatchJob, _EXAMPLE, content=CONTENT),
 )
-async def enqueue_batch(request: Request, name: OpenType, service: CurrentService, traceparent: Traceparent) -> Response:
+async def enqueue_batch(
+    request: Request, name: OpenType, service: CurrentService, user: User, path: Instance, traceparent: Traceparent
+) -> Response:
     """Enqueue a job for each line; answers with a line for each: an outcome, or an error.
 
     A line that cannot be enqueued does not stop the others; after 1,000 errors the bad lines are told as ranges. When the
@@ -54,11 +57,12 @@ async def enqueue_batch(request: Request, name: OpenType, service: CurrentServic
     async def write(part: list[New]) -> Sequence[Mapping[str, Any]]:
         return await _enqueue(database, name, part)
 
-    return await Lines(partial(_read, traceparent), write, longest=_LONGEST_LINE).answer(request)
+    return await Lines(partial(_read, user, path, traceparent), write, longest=_LONGEST_LINE).answer(request)
 
 
-def _read(traceparent: str | None, line: bytes) -> New:
+def _read(user: Principal, path: str, traceparent: str | None, line: bytes) -> New:
     parsed, data = bodies.batch_line(line)
+    check_named(user, parsed, path)
     id = bodies.job_id(parsed.id) if parsed.id is not None else make_id()
     return New(id, bodies.check_data(data), parsed, traceparent)
 

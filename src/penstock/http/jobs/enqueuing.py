@@ -64,6 +64,7 @@ class SingleJobs:
         new, data = bodies.new_job(body, instance)
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
+        check_named(principal, new, instance)
         put = await self.enqueue(name, id, bodies.check_data(data), new, valid_traceparent(traceparent.decode("latin-1")))
         if put.name is not None:
             # The id may be that of a job of another type.
@@ -135,10 +136,22 @@ class SingleJobs:
 
     async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
         began = time.monotonic()
-        outcomes = await http.settle_attempts(self._database, callbacks)
-        others = [(one.name, what) for one, what in zip(callbacks, outcomes, strict=True) if what != "succeeded"]
-        self._metrics.meter.settled([one.name for one in callbacks], others, time.monotonic() - began)
-        return outcomes
+        settled = await http.settle_attempts(self._database, callbacks)
+        names = [callback.name for callback in callbacks]
+        others = [(name, one.outcome) for name, one in zip(names, settled, strict=True) if one.outcome != "succeeded"]
+        self._metrics.settled(names, others, time.monotonic() - began)
+        self._metrics.timed(
+            (name, one.outcome, one.wait_s, one.run_s)
+            for name, one in zip(names, settled, strict=True)
+            if one.wait_s is not None and one.run_s is not None
+        )
+        return [one.outcome for one in settled]
+
+
+def check_named(principal: Principal, body: bodies.NewJobBody, instance: str) -> None:
+    """Raise a 403 when a user of some job types names jobs to wait for, or a job group: they may be of other types."""
+    if body.after is not None or body.group is not None:
+        principal.require_any("jobs to wait for and job groups", instance)
 
 
 def batch_of(name: str, jobs: list[New]) -> JobColumns:

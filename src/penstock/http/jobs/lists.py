@@ -18,6 +18,7 @@ from penstock.core.records import to_json
 from penstock.http import shapes
 from penstock.http.auth import Principal
 from penstock.http.errors import ApiError, invalid_parameter, no_such_type, not_found
+from penstock.http.jobs.access import job_shown_to
 from penstock.http.jobs.models import ArchivedJob, QueuedJob
 from penstock.http.openapi import LINK
 from penstock.http.routing import READ, CurrentService, Details, Instance, OpenDatabase, OpenType, User, raw_answer, router
@@ -31,10 +32,11 @@ from penstock.postgres.database import Database
 api = router("lists")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 Type = Annotated[str | None, Query(alias="name", description="Only this job type.", examples=["invoice-shipments"])]
-QueuedStatus = Annotated[str | None, Query(description="queued or in-progress.", examples=["queued"])]
+QueuedStatus = Annotated[str | None, Query(description="queued, in-progress or waiting.", examples=["queued"])]
 ArchivedStatus = Annotated[str | None, Query(description="succeeded, failed, expired or cancelled.", examples=["failed"])]
 Key = Annotated[str | None, Query(description="Only jobs with this key.")]
 Reason = Annotated[str | None, Query(description="Only jobs that ended for this reason: quarantined.", examples=["quarantined"])]
+Workflow = Annotated[UUID | None, Query(description="Only jobs of this workflow: the id of a job group.")]
 Since = Annotated[str | None, Query(description="Enqueued (archived: finished) not before.", examples=["2026-01-11T18:26:26Z"])]
 Until = Annotated[str | None, Query(description="Enqueued (archived: finished) before.", examples=["2026-01-12T00:00:00Z"])]
 Limit = Annotated[str | None, Query(description="Most jobs on a page: 1 to 100.", examples=["100"])]
@@ -51,6 +53,7 @@ class Page:
 
     name: str | None
     key: str | None
+    workflow: UUID | None
     since: datetime | None
     until: datetime | None
     limit: int
@@ -60,12 +63,12 @@ class Page:
 
 async def _page(
     user: User, path: Instance, name: Type = None, key: Key = None, since: Since = None, until: Until = None,
-    limit: Limit = None, cursor: Cursor = None, details: Details = False,
+    limit: Limit = None, cursor: Cursor = None, details: Details = False, workflow: Workflow = None,
 ) -> Page:  # fmt: skip
     if name is not None:
         user.require(name, path)
     size = _limit(limit)
-    return Page(name, key, parse_time(since, "since"), parse_time(until, "until"), size, parse_cursor(cursor), details)
+    return Page(name, key, workflow, parse_time(since, "since"), parse_time(until, "until"), size, parse_cursor(cursor), details)
 
 
 WantedPage = Annotated[Page, Depends(_page)]
@@ -126,7 +129,7 @@ async def get_stats_of_type(name: OpenType, service: CurrentService, user: User,
         raise not_found(path)
     # The type is newer than the last count, which is not repeated for every new type.
     paused = records[0].paused_at is not None or records[0].concurrency == 0
-    return JobStatistics(name, paused, 0, 0, 0, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    return JobStatistics(name, paused, 0, 0, 0, 0, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 @api.get("/v1/top/types", dependencies=[READ])
@@ -163,13 +166,14 @@ async def _shown(
         limit=page.limit,
         before=page.before,
         reason=reason,
+        workflow=page.workflow,
     )
     # Rickover answers an empty list of finished jobs for every name, so that list is stricter only with its further fields.
     if page.name is not None and not found and (page.details or not archived):
         await _require_type(database, user, page.name)
     jobs = await http.stored_jobs(database, [id for id, _ in found])
     # A job that finished in between is in the other list now.
-    there = [jobs[id] for id, _ in found if id in jobs and jobs[id].status.finished is archived]
+    there = [job_shown_to(user, jobs[id]) for id, _ in found if id in jobs and jobs[id].status.finished is archived]
     headers = {}
     if len(found) == page.limit:
         query = {k: v for k, v in request.query_params.items() if k != "cursor"} | {"cursor": _cursor(found[-1])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 from pydantic import BaseModel, Field
 
@@ -92,6 +93,14 @@ class NewJobOptions(BaseModel):
     )
     max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = Field(None, description="Instead of that of the type.")
     time_limit_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="Instead of that of the type.")
+    after: Annotated[list[str], Field(min_length=1, max_length=100)] | None = Field(
+        None, description="Ids of the jobs for which it waits: `job_` and a UUID."
+    )
+    group: UUID | None = Field(None, description="Id of the job group of which it is a child.")
+    when: Literal["succeeded", "finished"] | None = Field(
+        None,
+        description="finished: it runs however they ended; succeeded (the default): it is cancelled when one does not succeed.",
+    )
 
 
 class NewJob(NewJobOptions):
@@ -124,7 +133,9 @@ class QueuedJob(BaseModel):
     expires_at: datetime | None
     created_at: datetime
     updated_at: datetime
-    status: Literal["queued", "in-progress"]
+    status: Literal["queued", "in-progress", "waiting"] = Field(
+        description="waiting, for other jobs, only with `details`: otherwise it is queued, as Rickover knows it."
+    )
     data: Any
 
 
@@ -155,6 +166,27 @@ class Status(BaseModel):
     error: Any = Field(None, description="What went wrong, kept with the attempt: text or an object.")
 
 
+NEW_SIGNAL = {"value": {"by": "ada@example.com"}}
+
+
+class NewSignal(Model):
+    """A signal to a job. Its handler gets `value`, any JSON."""
+
+    model_config = example(NEW_SIGNAL)
+
+    value: Any = Field(None, description="What the handler gets; at most 256 KiB.")
+
+
+class Signalled(BaseModel):
+    """Whether a signal was `first`: false when there was one of this name, or the wait for it had timed out."""
+
+    model_config = example({"id": ID, "name": "approved", "first": True})
+
+    id: str
+    name: str
+    first: bool
+
+
 class Cancelled(BaseModel):
     """What a cancel did: `cancelled`, `cancelling` (its handler is told), or the status of a finished job."""
 
@@ -162,6 +194,32 @@ class Cancelled(BaseModel):
 
     id: str
     status: str
+
+
+class NewPriority(Model):
+    """Another priority."""
+
+    model_config = Model.model_config | example({"priority": -10})
+
+    priority: int = Field(ge=-100, le=100, description="Lower first, within the type.")
+
+
+class PrioritySet(BaseModel):
+    """What became of it. `changed` is false for a job that runs, has ended or is of a pool, and for one that has it already."""
+
+    model_config = example({"id": ID, "changed": True})
+
+    id: str
+    changed: bool
+
+
+class MadeDue(BaseModel):
+    """What became of it. `changed` is false for a job that is not deferred: it is ready, runs, has ended, or waits for others."""
+
+    model_config = example({"id": ID, "changed": True})
+
+    id: str
+    changed: bool
 
 
 WorkerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Different for each worker process.")]
@@ -231,6 +289,9 @@ class Heartbeat(Model):
     host: str = Field("", max_length=200)
     pid: int = Field(0, ge=0, le=2_147_483_647)
     dead_after_s: float = Field(30, ge=1, le=86_400, description="Silent for longer, its jobs are given to others.")
+    code_version: str | None = Field(
+        None, min_length=1, max_length=100, pattern=r"^[^\x00]+$", description="Version of its code, such as a commit."
+    )
 
 
 class Beat(BaseModel):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 
 from penstock.core.records import raw, to_json
 from penstock.errors import Conflict, NotFound
@@ -15,8 +16,21 @@ from penstock.http.auth import Role
 from penstock.http.call import Call
 from penstock.http.completion_waiter import JobWaiter
 from penstock.http.errors import ApiError, not_found, other_name
+from penstock.http.jobs.access import job_shown_to, why_shown_to
 from penstock.http.jobs.enqueuing import SingleJobs
-from penstock.http.jobs.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Status
+from penstock.http.jobs.models import (
+    NEW_SIGNAL,
+    ArchivedJob,
+    Cancelled,
+    MadeDue,
+    NewJob,
+    NewPriority,
+    NewSignal,
+    PrioritySet,
+    QueuedJob,
+    Signalled,
+    Status,
+)
 from penstock.http.openapi import json_body
 from penstock.http.routing import (
     ENQUEUE,
@@ -29,6 +43,7 @@ from penstock.http.routing import (
     RawBody,
     User,
     Wait,
+    body,
     hot,
     listening,
     raw_answer,
@@ -39,9 +54,14 @@ from penstock.jobs import queries as jobs
 from penstock.jobs.http_models import Result
 from penstock.jobs.http_queries import StoredJob
 from penstock.jobs.models import make_id
+from penstock.jobs.records import Status as JobStatus
+from penstock.jobs.steps import StepRecord
+from penstock.workflows import queries as workflows
 
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
+# Of the results of the steps of a job in one answer: a job may have 10,000, of 256 KiB each.
+_MOST_RESULTS = 1 << 20
 Force = Annotated[
     bool,
     Query(description="true: also while an earlier replay waits, runs or has succeeded (409 otherwise)."),
@@ -91,7 +111,7 @@ class _Jobs:
             self._user.require(name, self.path)
             raise other_name(self.path)
         self._user.require_job(found.name, self.path)
-        return found
+        return job_shown_to(self._user, found)
 
     async def waited(self, request: Request, name: str | None, id: str, wait: str | None) -> StoredJob:
         """The job when it is finished, or as it is when the time is over."""
@@ -116,7 +136,7 @@ class _Jobs:
         if details and not job.status.finished:
             # A job in progress may wait too: a worker claims jobs of a key ahead. It may have been pruned since it was read.
             with suppress(NotFound):
-                why = await jobs.why(self.database, job.id)
+                why = why_shown_to(self._user, await jobs.why(self.database, job.id))
         return raw_answer(to_json(shapes.job(job, details=details, why=why)))
 
     async def replay(self, name: str | None, id: str, given_new: str | None, force: bool, body: bytes) -> Response:
@@ -127,7 +147,7 @@ class _Jobs:
         try:
             copy = await jobs.replay(self.database, job.id, new_id, data, force=force)
         except Conflict:
-            if str(job.status) != "queued":
+            if job.status not in (JobStatus.QUEUED, JobStatus.WAITING):
                 raise
             raise ApiError(
                 400, "invalid_replay_attempt", "Cannot replay a queued job. Wait for it to start", instance=self.path
@@ -148,12 +168,44 @@ class _Jobs:
             raise not_found(self.path) from None
         return Cancelled(id=shapes.job_id(job.id), status=status)
 
+    async def signal(self, name: str | None, id: str, signal: str, body: bytes) -> Signalled:
+        """Signal the job."""
+        sent = bodies.field_text(body, "value")
+        value = "null" if sent is None else bodies.check_data(sent)
+        job = await self.find(name, id)
+        try:
+            first = await workflows.signal(self.database, job.id, signal, value)
+        except NotFound:
+            raise not_found(self.path) from None
+        return Signalled(id=shapes.job_id(job.id), name=signal, first=first)
+
+    async def steps(self, name: str | None, id: str) -> list[StepRecord]:
+        """The durable steps of the job. Their results are as they are stored; of encrypted ones the server has no key."""
+        job = await self.find(name, id)
+        steps = await workflows.steps_shown(self.database, job.id, _MOST_RESULTS)
+        return [replace(step, result=raw(http.hidden_step(step.result) if job.encrypted else step.result)) for step in steps]
+
+    async def set_priority(self, name: str | None, id: str, priority: int) -> PrioritySet:
+        """Give the job another priority."""
+        job = await self.find(name, id)
+        changed = await jobs.set_priority(self.database, [job.id], priority)
+        return PrioritySet(id=shapes.job_id(job.id), changed=job.id in changed)
+
+    async def run_now(self, name: str | None, id: str) -> MadeDue:
+        """Make the job due."""
+        job = await self.find(name, id)
+        changed = await jobs.run_now(self.database, [job.id])
+        return MadeDue(id=shapes.job_id(job.id), changed=job.id in changed)
+
 
 async def _jobs(service: CurrentService, user: User, path: Instance) -> _Jobs:
     return _Jobs(service, user, path)
 
 
 Jobs = Annotated[_Jobs, Depends(_jobs)]
+SignalName = Annotated[str, Path(description="Name of the signal.", examples=["approved"], max_length=255)]
+SignalBody = Annotated[NewSignal, body(NewSignal, NEW_SIGNAL, required=False)]
+PriorityBody = Annotated[NewPriority, body(NewPriority, {"priority": -10})]
 
 
 @api.get("/v1/jobs/{id:only_job}", dependencies=[READ], response_model=QueuedJob | ArchivedJob)
@@ -204,3 +256,51 @@ async def cancel_by_id(jobs: Jobs, id: Id) -> Cancelled:
 async def cancel(jobs: Jobs, name: Name, id: Id) -> Cancelled:
     """Cancel a job of a type: a queued one at once; of a running one the handler is told."""
     return await jobs.cancel(name, id)
+
+
+@api.post("/v1/jobs/{id:only_job}/signals/{signal:key}", dependencies=[ENQUEUE])
+async def signal_by_id(jobs: Jobs, id: Id, signal: SignalName, new: SignalBody, sent: RawBody) -> Signalled:
+    """Send a signal to a job, whose handler waits for it, or will. The first of a name counts."""
+    return await jobs.signal(None, id, signal, sent)
+
+
+@api.post("/v1/jobs/{name:name}/{id:job}/signals/{signal:key}", dependencies=[ENQUEUE])
+async def signal(jobs: Jobs, name: Name, id: Id, signal: SignalName, new: SignalBody, sent: RawBody) -> Signalled:
+    """Send a signal to a job of a type. The first of a name counts."""
+    return await jobs.signal(name, id, signal, sent)
+
+
+@api.get("/v1/jobs/{id:only_job}/steps", dependencies=[READ])
+async def get_steps_by_id(jobs: Jobs, id: Id) -> list[StepRecord]:
+    """The durable steps of a job, in their order, and signals for which it does not wait yet."""
+    return await jobs.steps(None, id)
+
+
+@api.get("/v1/jobs/{name:name}/{id:job}/steps", dependencies=[READ])
+async def get_steps(jobs: Jobs, name: Name, id: Id) -> list[StepRecord]:
+    """The durable steps of a job of a type, in their order."""
+    return await jobs.steps(name, id)
+
+
+@api.post("/v1/jobs/{id:only_job}/priority", dependencies=[ENQUEUE])
+async def set_priority_by_id(jobs: Jobs, id: Id, wanted: PriorityBody) -> PrioritySet:
+    """Give a job that waits another priority. A job that runs or has ended stays as it is, and so does one of a pool."""
+    return await jobs.set_priority(None, id, wanted.priority)
+
+
+@api.post("/v1/jobs/{name:name}/{id:job}/priority", dependencies=[ENQUEUE])
+async def set_priority(jobs: Jobs, name: Name, id: Id, wanted: PriorityBody) -> PrioritySet:
+    """Give a job of a type that waits another priority."""
+    return await jobs.set_priority(name, id, wanted.priority)
+
+
+@api.post("/v1/jobs/{id:only_job}/run-now", dependencies=[ENQUEUE])
+async def run_now_by_id(jobs: Jobs, id: Id) -> MadeDue:
+    """Make a job that waits for its time, or for a further attempt, due at once. Any other job stays as it is."""
+    return await jobs.run_now(None, id)
+
+
+@api.post("/v1/jobs/{name:name}/{id:job}/run-now", dependencies=[ENQUEUE])
+async def run_now(jobs: Jobs, name: Name, id: Id) -> MadeDue:
+    """Make a deferred job of a type due at once."""
+    return await jobs.run_now(name, id)

@@ -7,16 +7,16 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.core.records import example
 from penstock.errors import NotFound
-from penstock.http.auth import Principal
+from penstock.http.auth import Principal, Role
 from penstock.http.errors import ApiError, not_found
-from penstock.http.routing import ENQUEUE, READ, Instance, OpenDatabase, User, body, router
+from penstock.http.routing import ADMIN, ENQUEUE, READ, Instance, OpenDatabase, User, body, router
 from penstock.jobs.models import make_id
 from penstock.operations import queries
-from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
+from penstock.operations.models import Erasure, ErasurePreview, JobFilter, OperationKind, OperationPreview, OperationRecord
 from penstock.postgres.database import Database
 
 api = router("operations")
@@ -38,6 +38,8 @@ class Conditions(BaseModel):
     error: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    workflow: UUID | None = None
+    signature: str | None = None
 
 
 class OperationWanted(BaseModel):
@@ -47,12 +49,23 @@ class OperationWanted(BaseModel):
 
     kind: OperationKind
     filter: Conditions
+    priority: int | None = Field(None, ge=-100, le=100, description="Of set-priority: the new priority, lower first.")
 
     @property
     def wanted(self) -> JobFilter:
         """The filter as a record."""
         given = self.filter
-        return JobFilter(given.name, given.status, given.key, given.reason, given.error, given.since, given.until)
+        return JobFilter(
+            given.name,
+            given.status,
+            given.key,
+            given.reason,
+            given.error,
+            given.since,
+            given.until,
+            given.workflow,
+            given.signature,
+        )
 
 
 class NewOperation(OperationWanted):
@@ -63,6 +76,34 @@ class NewOperation(OperationWanted):
     id: UUID | None = None
 
 
+class ErasureWanted(BaseModel):
+    """What an erasure removes: all that belongs to `key`, or all whose payload has `value` in `field`, or one `job`."""
+
+    model_config = example({"field": "customer.id", "value": "acme"}) | ConfigDict(extra="forbid")
+
+    key: str | None = None
+    field: str | None = None
+    value: str | None = None
+    job: UUID | None = None
+    rewrite: bool = False
+    skip_unseen: bool = False
+
+    @property
+    def wanted(self) -> Erasure:
+        """The erasure as a record."""
+        return Erasure(self.key, self.field, self.value, self.job, self.rewrite, self.skip_unseen)
+
+
+class NewErasure(ErasureWanted):
+    """An erasure that is to be started. The `id` makes that a repeated request starts one."""
+
+    model_config = example({"field": "customer.id", "value": "acme"}) | ConfigDict(extra="forbid")
+
+    id: UUID | None = None
+
+
+ErasureBody = Annotated[ErasureWanted, body(ErasureWanted, {"field": "customer.id", "value": "acme"})]
+NewErasureBody = Annotated[NewErasure, body(NewErasure, {"field": "customer.id", "value": "acme"})]
 WantedBody = Annotated[OperationWanted, body(OperationWanted, {"kind": "replay", "filter": _FILTER})]
 NewBody = Annotated[NewOperation, body(NewOperation, {"kind": "replay", "filter": _FILTER})]
 
@@ -71,14 +112,28 @@ NewBody = Annotated[NewOperation, body(NewOperation, {"kind": "replay", "filter"
 async def preview_operation(wanted: WantedBody, database: OpenDatabase, user: User, path: Instance) -> OperationPreview:
     """How many jobs an operation would change now, and up to ten of them. Nothing is changed."""
     _require(user, wanted.filter.name, path)
-    return await queries.preview(database, wanted.kind, wanted.wanted)
+    return await queries.preview(database, wanted.kind, wanted.wanted, wanted.priority)
 
 
 @api.post("/v1/operations", dependencies=[ENQUEUE], status_code=202)
 async def start_operation(new: NewBody, database: OpenDatabase, user: User, path: Instance) -> OperationRecord:
     """Start an operation on all jobs that match now; workers do it in batches."""
     _require(user, new.filter.name, path)
-    return await queries.start(database, new.kind, new.wanted, new.id or make_id())
+    return await queries.start(database, new.kind, new.wanted, new.id or make_id(), new.priority)
+
+
+@api.post("/v1/erasures/preview", dependencies=[ADMIN])
+async def preview_erasure(wanted: ErasureBody, database: OpenDatabase, user: User, path: Instance) -> ErasurePreview:
+    """What an erasure would remove now. It reads all jobs and events, and does not look into lakes. Nothing is changed."""
+    _require_all(user, path)
+    return await queries.preview_erasure(database, wanted.wanted)
+
+
+@api.post("/v1/erasures", dependencies=[ADMIN], status_code=202)
+async def start_erasure(new: NewErasureBody, database: OpenDatabase, user: User, path: Instance) -> OperationRecord:
+    """Start to remove all that belongs to a key or to a value of a field; workers do it in steps, as an operation."""
+    _require_all(user, path)
+    return await queries.erase(database, new.wanted, new.id or make_id())
 
 
 @api.get("/v1/operations", dependencies=[READ])
@@ -99,6 +154,10 @@ async def get_operation(id: OperationId, user: User, database: OpenDatabase, pat
 async def cancel_operation(id: OperationId, user: User, database: OpenDatabase, path: Instance) -> OperationRecord:
     """End an operation after its current batch. What it has changed stays so; one that has ended stays as it is."""
     record = await _found(id, user, database, path)
+    if record.kind == "erase" and user.role < Role.ADMIN:
+        raise ApiError(
+            403, "forbidden", f"User {user.name} has the role {user.role.name.lower()}; this needs admin", instance=path
+        )
     return await queries.cancel(database, record.id)
 
 
@@ -115,6 +174,12 @@ async def _found(id: str, user: Principal, database: Database, path: str) -> Ope
 def _may(user: Principal, record: OperationRecord) -> bool:
     name = record.filter.get("name")
     return user.types is None or (name is not None and user.may(name))
+
+
+def _require_all(user: Principal, path: str) -> None:
+    if user.types is not None:
+        title = f"User {user.name} has access to some job types only, and an erasure removes from all"
+        raise ApiError(403, "forbidden", title, instance=path, in_body=True)
 
 
 def _require(user: Principal, name: str | None, path: str) -> None:

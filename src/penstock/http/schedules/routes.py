@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from penstock.core.records import example
 from penstock.errors import NotFound
 from penstock.http.errors import not_found
-from penstock.http.routing import ADMIN, ENQUEUE, READ, Instance, OpenDatabase, User, router
+from penstock.http.models import Model
+from penstock.http.routing import ADMIN, ENQUEUE, READ, Instance, OpenDatabase, User, body, router
 from penstock.jobs.records import JobId
 from penstock.schedules import queries as schedules
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
@@ -30,6 +31,14 @@ class RequestedRun(BaseModel):
 
     name: str
     job_id: JobId | None
+
+
+class RunOptions(Model):
+    """Options of a run; none are needed."""
+
+    key: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
+        None, description="Key of its job; none: none. A run in place has no key."
+    )
 
 
 async def _open(name: ScheduleName, user: User, path: Instance) -> str:
@@ -64,10 +73,15 @@ async def list_runs(
 
 
 @api.post("/v1/schedules/{name:name}/run", dependencies=[ENQUEUE], status_code=202)
-async def run_schedule(name: OpenSchedule, database: OpenDatabase, path: Instance) -> RequestedRun:
+async def run_schedule(
+    name: OpenSchedule,
+    database: OpenDatabase,
+    path: Instance,
+    wanted: Annotated[RunOptions, body(RunOptions, {"key": "2026-01"}, required=False)],
+) -> RequestedRun:
     """Run a schedule now, beside its times. 409 while a run has not ended."""
     try:
-        id = await schedules.run_now(database, name)
+        id = await schedules.run_now(database, name, wanted.key)
     except NotFound:
         raise not_found(path) from None
     return RequestedRun(name=name, job_id=id)

@@ -23,7 +23,7 @@ from penstock.errors import InvalidInput, Unreadable
 from penstock.http.bodies import NOTHING
 from penstock.http.errors import ApiError
 from penstock.streams.compression import pack, unpack
-from penstock.streams.models import Chunk, Columns, StreamRecord, is_for, may_be_replayed
+from penstock.streams.models import Chunk, Columns, StreamRecord, has_events_for_others, is_for, may_be_for_others
 
 _OPTIONS = orjson.OPT_UTC_Z
 # So much of a chunk that is compressed becomes one piece.
@@ -71,14 +71,14 @@ def piece_of(record: StreamRecord, chunk: Chunk, since: int) -> Piece:
 
 
 def for_group(piece: Piece, chunk: Chunk, group: str) -> Piece:
-    """The piece of a chunk without the events that are for another consumer group."""
-    if not may_be_replayed(chunk) or chunk.headers is None:
+    """The piece of a chunk without the events that are for another consumer group, or erased."""
+    if not has_events_for_others(chunk) or chunk.headers is None:
         return piece
     offsets = chunk.offsets if chunk.offsets is not None else range(chunk.first_offset, chunk.next_offset)
     others = {
         offset
         for offset, text in zip(offsets, chunk.headers, strict=True)
-        if text is not None and '"replayed"' in text and not is_for(_headers_of(text), group)
+        if text is not None and may_be_for_others(text) and not is_for(_headers_of(text), group)
     }
     kept = [index for index, offset in enumerate(piece.offsets) if offset not in others]
     return replace(piece, offsets=[piece.offsets[at] for at in kept], events=[piece.events[at] for at in kept])

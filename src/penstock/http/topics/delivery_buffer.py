@@ -49,14 +49,16 @@ class Copy:
     @classmethod
     def of(cls, job: ClaimedJob, seq: int, id: UUID, published_at: datetime, *, like: Copy | None) -> Copy:
         """A claimed copy; `like`: another one of the same message, whose body it shares."""
-        body = like.body if like is not None else body_of(seq, id, published_at, job.data)
+        body = like.body if like is not None else body_of(seq, id, published_at, job.data, job.key)
         late = job.attempt > 1 or job.run_after > job.created_at
         return cls(job.id, job.lease, job.attempt, late, seq, id, body)
 
 
-def body_of(seq: int, id: UUID, published_at: datetime, data: str) -> bytes:
-    """A message as JSON."""
+def body_of(seq: int, id: UUID, published_at: datetime, data: str, key: str | None) -> bytes:
+    """A message as JSON; `key` is there when it has one."""
     fields = {"seq": seq, "id": str(id), "published_at": published_at, "data": orjson.Fragment(data)}
+    if key is not None:
+        fields["key"] = key
     return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
 
 
@@ -190,7 +192,7 @@ class DeliveryBuffer:
             message = self._missed.popleft()
             if self._remember(message.id):
                 self.last_seq = max(self.last_seq, message.seq)
-                found.append((message.seq, body_of(message.seq, message.id, message.published_at, message.data)))
+                found.append((message.seq, body_of(message.seq, message.id, message.published_at, message.data, message.key)))
         return found
 
     def take(self, most: int) -> list[Copy]:

@@ -17,7 +17,7 @@ class NewTopic(Model):
     """A topic to be made, or changed when it exists."""
 
     name: Annotated[str, Field(min_length=1, max_length=150)]
-    keep: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+    catch_up: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
         None, description="How many of the last messages a new subscriber gets."
     )
     encrypted: bool | None = Field(
@@ -33,7 +33,7 @@ class Subscribe(Model):
     )
     filter: Any = Field(None, description="Only messages that contain this JSON; none: all.")
     since: Annotated[int, Field(ge=0, le=9_000_000_000_000_000_000)] | None = Field(
-        None, description="A new subscription begins with the messages after this number; none: with the last ones kept."
+        None, description="A new subscription begins with the messages after this number; none: with the last ones of `catch_up`."
     )
 
 
@@ -50,6 +50,7 @@ class NewMessage(Model):
 
     data: Any = Field(default={}, description="Any JSON, up to 1 MiB.")
     id: UUID | None = Field(None, description="Publishing the same id again is the same message.")
+    key: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(None, description="Key of the copies; none: none.")
     unique: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
         None, description="A subscriber in whose queue a copy with this key waits gets no other."
     )

@@ -35,6 +35,7 @@ class PublishOutcome(LineOutcome):
 class _Line(Struct, forbid_unknown_fields=True):
     data: Raw = Raw(b"")
     id: UUID | None = None
+    key: str | None = None
     unique: str | None = None
     run_after: float | datetime | None = None
     expires_at: float | datetime | None = None
@@ -74,12 +75,13 @@ def _read(traceparent: str | None, line: bytes) -> _New:
         data = bytes(message.data).decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "invalid_request", f"That is not a message: {error}", in_body=True) from None
-    if message.unique is not None and "\x00" in message.unique:
-        raise InvalidInput("the unique key contains the character U+0000", hint="PostgreSQL cannot store it.")
+    for what, key in (("unique key", message.unique), ("key", message.key)):
+        if key is not None and "\x00" in key:
+            raise InvalidInput(f"the {what} contains the character U+0000", hint="PostgreSQL cannot store it.")
     id = message.id or make_id()
     run_after, expires_at = _moment(message.run_after), _moment(message.expires_at)
     payload = storable(data, "the message") if data else "{}"
-    return _New(id, topics.publish_document(payload, id, message.unique, run_after, expires_at, traceparent))
+    return _New(id, topics.publish_document(payload, id, message.unique, run_after, expires_at, traceparent, message.key))
 
 
 def _moment(given: float | datetime | None) -> datetime | timedelta | None:

@@ -75,11 +75,11 @@ async def declare_topic(
     user: User,
     database: OpenDatabase,
     path: Instance,
-    wanted: Annotated[NewTopic, body(NewTopic, {"name": "delays", "keep": 10})],
+    wanted: Annotated[NewTopic, body(NewTopic, {"name": "delays", "catch_up": 10})],
 ) -> TopicRecord:
-    """Make a topic, or change how many messages it keeps for new subscribers, or whether it is encrypted. Idempotent."""
+    """Make a topic, or change how many earlier messages new subscribers get, or whether it is encrypted. Idempotent."""
     user.require(wanted.name, path, "topic")
-    options = wanted.model_dump(include={"keep", "encrypted"}, exclude_none=True)
+    options = wanted.model_dump(include={"catch_up", "encrypted"}, exclude_none=True)
     await topics.declare_topic(database, storable_name(wanted.name), options)
     return await _find(database, wanted.name, path)
 
@@ -166,10 +166,11 @@ async def publish(
     wanted = fit(sent, NewMessage, path)
     within = bodies.span(wanted.timeout, "timeout", service.settings.longest_wait)
     id = wanted.id or make_id()
-    if wanted.unique is not None and "\x00" in wanted.unique:
-        raise ApiError(400, "invalid_parameter", "the unique key contains the character U+0000", in_body=True)
+    for what, key in (("unique key", wanted.unique), ("key", wanted.key)):
+        if key is not None and "\x00" in key:
+            raise ApiError(400, "invalid_parameter", f"the {what} contains the character U+0000", in_body=True)
     document = topics.publish_document(
-        _data(sent), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at), traceparent
+        _data(sent), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at), traceparent, wanted.key
     )
     receipt = await topics.publish(database, topic, document)
     service.metrics.published(topic)
@@ -191,7 +192,7 @@ async def read_messages(
     """Messages after a number (none: from the oldest one kept), without a subscription. 409 when some of them are gone."""
     found = await topics.read_raw(database, topic, since, limit)
     # As they were published: no parser rounds their numbers.
-    return [Message(message.seq, message.id, message.published_at, raw(message.data)) for message in found]
+    return [Message(message.seq, message.id, message.published_at, raw(message.data), message.key) for message in found]
 
 
 def storable_name(name: str) -> str:

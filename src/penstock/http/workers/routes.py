@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated
@@ -37,10 +38,12 @@ from penstock.http.routing import (
     router,
 )
 from penstock.http.service import Service
+from penstock.http.workers.access import is_theirs, shown_to
 from penstock.http.workers.claims import Claims
 from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs import http_queries as http
 from penstock.jobs.http_models import ClaimedJobs
+from penstock.jobs.http_queries import Held
 from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.jobs.models import Settlement as JobSettlement
 from penstock.postgres.database import Database
@@ -112,23 +115,24 @@ async def settle(call: Call, name: Name) -> None:
     service = call.service
     call.user.require(name, call.path)
     given = {bodies.job_id(job.id): job for job in fit(await call.body(), Settle, call.path).jobs}
-    own = await http.names_of(service.database, list(given))
+    held = await http.held(service.database, list(given))
     keeps = any(job.result is not None for job in given.values()) and await _keeps_results(service, name)
-    settlements = [_settlement(id, job, keeps) for id, job in given.items() if own.get(id) == name]
+    settlements = [_settlement(id, job, keeps) for id, job in given.items() if id in held and held[id].name == name]
     began = time.monotonic()
     changed = await service.with_time_limit(claim_queries.settle(service.database, settlements)) if settlements else {}
     settled = {settlement.id for settlement in settlements}
     outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
     others = [(name, outcome) for outcome in outcomes.values() if outcome != "succeeded"]
-    service.metrics.meter.settled([name] * len(outcomes), others, time.monotonic() - began)
+    service.metrics.settled([name] * len(outcomes), others, time.monotonic() - began)
+    service.metrics.timed(_times(outcomes, held))
     service.part(Claims).wake(name)
     await call.send_json(200, to_json({"outcomes": {given[id].id: outcome for id, outcome in outcomes.items()}}))
 
 
 @api.get("/v1/workers", dependencies=[READ])
 async def list_workers(user: User, database: OpenDatabase) -> list[WorkerRecord]:
-    """All worker processes that work on types which the user may see."""
-    return [worker for worker in await fleets.workers(database) if _open_to(user, worker)]
+    """All worker processes that work on types which the user may see, without what they do for others."""
+    return [shown_to(user, worker) for worker in await fleets.workers(database) if _open_to(user, worker)]
 
 
 @api.post("/v1/workers/{id}/drain", dependencies=[ADMIN])
@@ -184,7 +188,9 @@ async def heartbeat(
         span = timedelta(seconds=beat.dead_after_s)
         # A second heartbeat at the same moment may be faster.
         with suppress(Conflict):
-            await worker_queries.register_worker(database, id, names, beat.host, beat.pid, beat.concurrency, span)
+            await worker_queries.register_worker(
+                database, id, names, beat.host, beat.pid, beat.concurrency, span, code_version=beat.code_version
+            )
     return Beat(known=seen.known, cancelled=[shapes.job_id(job) for job in seen.cancelled], leases=seen.leases)
 
 
@@ -198,19 +204,16 @@ async def unregister(id: WorkerId, user: User, database: OpenDatabase, path: Ins
 
 def _open_to(principal: Principal, worker: WorkerRecord) -> bool:
     # A worker that named no types may work on any: a user who may not see all types may not see it.
-    return principal.types is None or (bool(worker.names) and principal.types.issuperset(worker.names))
+    names = {*worker.names, *worker.pools}
+    return principal.types is None or (bool(names) and principal.types.issuperset(names))
 
 
 async def _own_worker(database: Database, user: Principal, id: str, path: str) -> bool:
-    """Whether there is such a worker. Raises `ApiError` 403 when it works on types that are not open to the user."""
-    names = await http.names_of_worker(database, id)
-    if names is None:
-        return False
-    for name in names:
-        user.require(name, path)
-    if not names:
-        user.require_all(path)
-    return True
+    """Whether there is such a worker. Raises `ApiError` 403 when it works on what is not open to the user, without naming it."""
+    theirs = await is_theirs(database, user, id)
+    if theirs is False:
+        user.require_any(f"what the worker {id} works on", path)
+    return theirs is not None
 
 
 def _claimed(job: ClaimedJob) -> dict[str, object]:
@@ -230,6 +233,12 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
         "snoozes": job.snoozes,
         "traceparent": job.traceparent,
     }
+
+
+def _times(outcomes: Mapping[UUID, str], held: Mapping[UUID, Held]) -> Iterator[tuple[str, str, float, float]]:
+    for id, outcome in outcomes.items():
+        if (job := held.get(id)) is not None and job.wait_s is not None and job.run_s is not None:
+            yield job.name, outcome, job.wait_s, job.run_s
 
 
 async def _keeps_results(service: Service, name: str) -> bool:

@@ -55,6 +55,9 @@ class Bridge:
         expose: Job types that are offered as Gearman functions.
         forward: Job types whose jobs Gearman workers run, under the same name.
         timeout: The longest time for which a foreground fan-out waits for its receivers.
+
+    Attributes:
+        workers: Its workers, as soon as it runs.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Bridge:
         self._expose = list(expose)
         self._forward = list(forward)
         self._timeout = timeout
+        self.workers: list[Worker] = []
         self._stop = asyncio.Event()
         self._serving = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
@@ -106,7 +110,7 @@ class Bridge:
         """Serve until `stop`. Raises `PenstockError` when the database refuses the bridge."""
         await self._declare()
         # Each type has its own worker, so that jobs which wait for a Gearman worker occupy no place that another type needs.
-        workers = [await self._app.worker(name) for name in (self.name, *self._forward)]
+        workers = self.workers = [await self._app.worker(name) for name in (self.name, *self._forward)]
         self._wire = Wire(self._servers, f"penstock-{self.name}", list(self._functions), self._take, _MOST_AT_ONCE)
         self._deliveries.submitter = self._wire
         try:

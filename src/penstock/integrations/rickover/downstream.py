@@ -47,6 +47,7 @@ from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification
 from penstock.settings import Settings
 from penstock.worker import Work, Worker
+from penstock.worker.progress import Progress
 from penstock.worker.roles import WorkerExecutor
 from penstock.worker.running import Running
 
@@ -156,6 +157,10 @@ class DownstreamWorker:
     def retire(self) -> None:
         """See `Worker.retire`."""
         self._worker.retire()
+
+    def progress(self) -> Progress:
+        """See `Worker.progress`."""
+        return self._worker.progress()
 
     async def run(self) -> None:
         """Work until `stop`."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from penstock.errors import InvalidInput
 
+RESTORE = "restore"
+"""Beside a position, a checkpoint has the number of the last restore of the database under this name."""
 _TEXT = re.compile(r"(\d+):(\d+):((?:\d+(?:,\d+)*)?)")
 
 
@@ -119,7 +122,7 @@ def window(start: Position, end: Position) -> Window:
     if end.seen.xmax < start.seen.xmax:
         raise InvalidInput(
             f"the archive ends at transaction {end.seen.xmax}, before position {start.seen.xmax}",
-            hint="The database was restored or replaced, or the checkpoint belongs to another one: start with a new checkpoint.",
+            hint="The database was restored or replaced, or the checkpoint belongs to another one: see docs/restore.md.",
         )
     late = tuple(xid for xid in start.seen.running if end.seen.sees(xid))
     without = tuple(xid for xid in end.seen.running if xid >= start.seen.xmax)
@@ -135,6 +138,23 @@ def window(start: Position, end: Position) -> Window:
         start.after if same else None,
         end.after,
     )
+
+
+def check_restored(position: Position, noted: int, restored: Sequence[tuple[int, int]]) -> None:
+    """Raise `InvalidInput` for a position that has seen transactions which a restore of the database has lost.
+
+    Args:
+        position: The position.
+        noted: Number of the last restore before the position was noted; 0: none.
+        restored: The restores, and the next transaction of the database after each.
+    """
+    for number, next_xid in restored:
+        if number > noted and position.seen.xmax > next_xid:
+            raise InvalidInput(
+                f"the archive was read up to transaction {position.seen.xmax}, and the database was restored to a time at which"
+                f" it ended at {next_xid}",
+                hint="See docs/restore.md: penstock restore check --checkpoint; for a lake: penstock restore lake",
+            )
 
 
 def advance(seen: Snapshot, until: Snapshot, below: int) -> Snapshot:

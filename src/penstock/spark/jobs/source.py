@@ -22,7 +22,7 @@ from penstock.spark.blocking import DATABASES
 from penstock.spark.filters import divide
 from penstock.spark.jobs.archive import Archive
 from penstock.spark.jobs.follower import ArchiveFollower
-from penstock.spark.jobs.offsets import Position
+from penstock.spark.jobs.offsets import RESTORE, Position, check_restored
 from penstock.spark.jobs.options import JobReadOptions
 from penstock.spark.jobs.plan import even
 from penstock.spark.options import ALWAYS_EMPTY, NO_END, parallelism
@@ -158,7 +158,7 @@ class ArchiveStreamReader(FollowingReader[ArchiveFollower]):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query begins."""
         if self._initial is None:
-            self._initial = self._archived(lambda archive: archive.starting(self._options.starting)).as_json()
+            self._initial = self._noted(self._archived(lambda archive: archive.starting(self._options.starting)))
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -168,6 +168,7 @@ class ArchiveStreamReader(FollowingReader[ArchiveFollower]):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch. While there are no jobs, it waits for up to `waitS`."""
         begin = Position.from_json(start)
+        self._check_restored(start, begin)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         self._last = end = self._database.keep_trying(lambda: self._follower.next(begin, most, self._target, self._options.wait))
         # Days may be pruned before a query begins, and later when it falls behind: check with each batch, and once without one.
@@ -176,7 +177,8 @@ class ArchiveStreamReader(FollowingReader[ArchiveFollower]):
             self._checked = True
         if end == begin:
             return start
-        return {**end.as_json(), "since": start["seen"]} if start == self._initial else end.as_json()
+        found = self._noted(end)
+        return {**found, "since": start["seen"]} if start == self._initial else found
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """The end of the archive and the number of jobs behind the last batch (up to a million), for the query's progress."""
@@ -191,7 +193,9 @@ class ArchiveStreamReader(FollowingReader[ArchiveFollower]):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """One scan for each slice of the batch."""
-        begin = {"seen": end["since"]} if "since" in end else start
+        begin = {"seen": end["since"], RESTORE: end.get(RESTORE, 0)} if "since" in end else start
+        self._check_restored(begin, Position.from_json(begin))
+        self._check_restored(end, Position.from_json(end))
         return self._archived(lambda archive: self._scans(archive, Position.from_json(begin), Position.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -203,6 +207,17 @@ class ArchiveStreamReader(FollowingReader[ArchiveFollower]):
         slices = await archive.slices(start, end, self._options.rows_per_partition)
         database = self._database.database
         return [await scan_of(database, "archived_jobs", self._columns, part.as_range()) for part in slices]
+
+    def _restored(self) -> list[tuple[int, int]]:
+        return self._database.keep_trying(lambda: history.restored(self._database.database))
+
+    def _noted(self, position: Position) -> dict[str, Any]:
+        """A position as the checkpoint has it, with the number of the last restore of the database."""
+        restored = self._restored()
+        return position.as_json() | ({RESTORE: restored[-1][0]} if restored else {})
+
+    def _check_restored(self, noted: dict[str, Any], position: Position) -> None:
+        check_restored(position, int(noted.get(RESTORE, 0)), self._restored())
 
     def _archived(self, ask: Callable[[Archive], Coroutine[Any, Any, T]]) -> T:
         """Ask the archive a question."""

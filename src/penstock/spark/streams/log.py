@@ -14,6 +14,7 @@ from penstock.postgres.database import Database
 from penstock.spark.streams.offsets import (
     EARLIEST,
     LATEST,
+    ROLLED_BACK,
     Extent,
     Growth,
     Offsets,
@@ -25,6 +26,7 @@ from penstock.spark.streams.offsets import (
     limited,
     resolve,
     ripe,
+    rolled_back,
     runs,
     was_recreated,
 )
@@ -80,7 +82,9 @@ class StreamLog:
         """
         rows = await streams.bounds_of(self._database, await self.names())
         self._growths = [Growth(row.stream, width, tuple(ends)) for row in rows for width, ends in row.growths]
-        found = {(row.stream, row.partition): Extent(row.first, row.next, row.compressed, row.identity) for row in rows}
+        found = {
+            (row.stream, row.partition): Extent(row.first, row.next, row.compressed, row.identity, row.restored) for row in rows
+        }
         self.seen = found
         assigned = self._options.assigned
         if assigned is None:
@@ -109,6 +113,12 @@ class StreamLog:
                 f"{name} is of a stream {min(recreated)} that was dropped and created again since",
                 hint="Leave the stream out, or set failOnDataLoss to false: the new one is read from its beginning.",
             )
+        if self._options.fail_on_data_loss and (
+            rolled := rolled_back(
+                {place: offset for place, offset in where.items() if offset >= 0}, extents, self._options.identities
+            )
+        ):
+            raise OffsetGone(f"{name}: {'; '.join(rolled.values())}", hint=ROLLED_BACK)
         return resolve(
             {place: EARLIEST if place[0] in recreated else offset for place, offset in where.items()}, extents, name, otherwise
         )
@@ -132,7 +142,11 @@ class StreamLog:
                 f"stream {other[0]} was dropped and created again before its events were read",
                 hint="Set failOnDataLoss to false to continue without them.",
             )
-        return self._runs(start, end, {place: extent for place, extent in extents.items() if place[0] not in other})
+        rolled = rolled_back(end, extents, ended or {})
+        if rolled and self._options.fail_on_data_loss:
+            raise OffsetGone(f"events were lost before they were read: {'; '.join(list(rolled.values())[:5])}", hint=ROLLED_BACK)
+        left = {place: extent for place, extent in extents.items() if place[0] not in other and place not in rolled}
+        return self._runs(start, end, left)
 
     async def whole(self) -> list[Run]:
         """The events of a batch read, as one snapshot shows them."""

@@ -23,6 +23,7 @@ EARLIEST, LATEST = -2, -1
 STREAMS = "@streams"  # the identity of each stream
 SINCE = "@since"  # where the first batch of a query began
 LAG = "@lag"
+ROLLED_BACK = "See docs/restore.md: penstock restore check --checkpoint says where to continue."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,21 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The events that a partition has: from `first` to before `next`; whether they are compressed; the identity of the stream."""
+    """The events that a partition has.
+
+    Attributes:
+        first: Offset of the first one.
+        next: Offset of the next one to come.
+        compressed: Whether they are compressed.
+        identity: Identity of the stream. After "+" it has the number of the last restore of the database.
+        restored: Where the partition ended at each restore, by its number.
+    """
 
     first: int
     next: int
     compressed: bool = False
     identity: str | None = None
+    restored: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,7 @@ def begins(
         OffsetGone: Events were lost, and `fail` is set.
     """
     found: Offsets = {}
+    rolled = rolled_back(start, extents, identities or {})
     recreated = {place[0] for place, extent in extents.items() if was_recreated(place[0], extent, identities or {})}
     lost = [f"stream {stream} was dropped and created again since it was read" for stream in sorted(recreated)]
     for place, extent in extents.items():
@@ -175,6 +186,10 @@ def begins(
         name = f"partition {place[1]} of {place[0]}"
         if place[0] in recreated:
             found[place] = extent.first
+            continue
+        if place in rolled:
+            lost.append(rolled[place])
+            found[place] = max(extent.first, _restored_end(offset, extent, (identities or {}).get(place[0])))
             continue
         if offset < extent.first:
             lost.append(f"offsets {offset} to {extent.first - 1} of {name} were dropped by retention")
@@ -187,7 +202,7 @@ def begins(
     if lost and fail:
         raise OffsetGone(
             f"events were lost before they were read: {'; '.join(lost[:5])}",
-            hint="Set failOnDataLoss to false to continue without them.",
+            hint=ROLLED_BACK if rolled else "Set failOnDataLoss to false to continue without them.",
         )
     return found, lost
 
@@ -195,7 +210,34 @@ def begins(
 def was_recreated(stream: str, extent: Extent, identities: Mapping[str, str]) -> bool:
     """Whether the stream of a name is another one than in `identities`."""
     before = identities.get(stream)
-    return before is not None and extent.identity is not None and before != extent.identity
+    return before is not None and extent.identity is not None and before.split("+")[0] != extent.identity.split("+")[0]
+
+
+def rolled_back(offsets: Offsets, extents: Mapping[Place, Extent], identities: Mapping[str, str]) -> dict[Place, str]:
+    """What was read of events that a restore of the database has lost, by partition: offsets behind the ends at the restore.
+
+    Args:
+        offsets: Offsets up to which was read.
+        extents: Extents of the partitions.
+        identities: The identities of the streams when the offsets were noted; of an older checkpoint they are not known.
+    """
+    found = {}
+    for (stream, partition), extent in extents.items():
+        offset = offsets.get((stream, partition), 0)
+        if offset > (end := _restored_end(offset, extent, identities.get(stream))):
+            found[stream, partition] = (
+                f"partition {partition} of {stream} was read up to offset {offset}, and the database was restored to a time"
+                f" at which it ended at {end}"
+            )
+    return found
+
+
+def _restored_end(offset: int, extent: Extent, identity: str | None) -> int:
+    """The lowest end at a restore after the offset was noted, or the offset itself where that is lower."""
+    if identity is None:
+        return offset
+    noted = int(identity.partition("+")[2] or 0)
+    return min([offset, *(end for number, end in extent.restored.items() if number > noted)])
 
 
 def ripe(start: Offsets, ends: Offsets, growths: Iterable[Growth]) -> Offsets:

@@ -19,7 +19,7 @@ from penstock.groups.trials import SUSPECT
 from penstock.streams.codec import Encoding
 from penstock.streams.consumer.batch import Batch
 from penstock.streams.group_queries import Begun, Commit
-from penstock.streams.models import Chunk, Event, is_for, may_be_replayed
+from penstock.streams.models import Chunk, Event, has_events_for_others, is_for
 
 T = TypeVar("T")
 # The same values as in `penstock.lose_partitions`.
@@ -35,7 +35,7 @@ class PartitionState(Generic[T]):
         epoch: Epoch under which this process owns it.
         encoding: Decodes its events.
         prefetch: Number of events to buffer.
-        group: Name of the consumer group; events that are addressed to another group are skipped.
+        group: Name of the consumer group; events that are for another group or erased are skipped.
         on_progress: Called when events were taken, skipped or done.
     """
 
@@ -187,7 +187,7 @@ class PartitionState(Generic[T]):
                 chunk, size = self._chunks[0]
                 try:
                     self._current = self._encoding.each(chunk, self._decoded)
-                    if may_be_replayed(chunk):
+                    if has_events_for_others(chunk):
                         self._current = self._own(self._current, self._decoded)
                 except Exception:
                     # The chunk stays in the buffer, so no event is skipped: the next call fails again.
@@ -200,7 +200,7 @@ class PartitionState(Generic[T]):
         return events
 
     def _own(self, events: Iterator[Event[Any]], at: int) -> Iterator[Event[Any]]:
-        """The events that are for this group; another group's event is done when the events before it are."""
+        """The events that are for this group; another event is done when the events before it are."""
         for event in events:
             if is_for(event.headers, self._group):
                 yield event

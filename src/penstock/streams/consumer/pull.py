@@ -20,8 +20,8 @@ from penstock.streams.consumer.batch import Batch
 from penstock.streams.consumer.consumer import Consumer
 from penstock.streams.consumer.handling import Handling, Withdrawn
 from penstock.streams.consumer.options import ConsumerOptions
+from penstock.streams.consumer.sync import SyncConsumption
 from penstock.streams.declared_stream import DeclaredStream
-from penstock.streams.sync import SyncConsumption
 
 log = get_logger("penstock.consumer")
 T = TypeVar("T")

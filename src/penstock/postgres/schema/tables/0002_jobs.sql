@@ -16,6 +16,10 @@
 -- snoozes its job: the job goes back among the deferred ones without having used up an attempt, and snoozed_at says that it waits for that
 -- reason, until it is claimed and ends otherwise.
 --
+-- Durable steps. A handler that sleeps, or waits for a signal or for children, suspends its job: it goes back among the deferred ones under the
+-- name of what it waits for (waits_for), with the same attempt, until its time has come or penstock.resume_jobs makes it ready. The head of
+-- tables/0013_workflows.sql has the rest.
+--
 -- Logs. A worker writes the lines that its handlers log about once a second, and the last ones before it settles the job. They stand in the
 -- row of the job, oldest first, and go with it into the archive. penstock.append_log keeps the newest 100, of each the first 1,000
 -- characters.
@@ -153,13 +157,17 @@ create index jobs_encrypted on penstock.jobs (name) where encrypted;
 create table penstock.dropped_types (
     name text primary key,
     xid xid8 not null,
-    dropped_at timestamptz not null
+    dropped_at timestamptz not null,
+    look_at timestamptz not null
 );
 comment on table penstock.dropped_types is
-    'Job types that were dropped, until each transaction that may have enqueued for them has ended; maintenance cancels what these enqueued.';
+    'Job types that were dropped and not created again, for a year: an enqueue does not create them, and maintenance cancels what transactions enqueue that saw them before.';
 comment on column penstock.dropped_types.name is 'Name of the job type.';
 comment on column penstock.dropped_types.xid is 'The transaction that dropped it.';
 comment on column penstock.dropped_types.dropped_at is 'When it was dropped.';
+comment on column penstock.dropped_types.look_at is 'When maintenance looks for such jobs again.';
+
+create index dropped_types_due on penstock.dropped_types (look_at);
 
 create table penstock.type_priorities (
     name text not null,
@@ -210,6 +218,9 @@ create table penstock.queued_jobs (
     options jsonb,
     log jsonb,
     replay_of uuid,
+    awaited boolean,
+    workflow uuid,
+    waits_for text,
     constraint queued_jobs_pkey primary key (id),
     constraint queued_jobs_attempt_check check (attempt > 0)
 )
@@ -256,10 +267,15 @@ comment on column penstock.queued_jobs.data is 'The payload.';
 comment on column penstock.queued_jobs.errors is 'One object for each failed attempt, oldest first; null: none failed.';
 comment on column penstock.queued_jobs.progress is 'What the handler reported last.';
 comment on column penstock.queued_jobs.options is
-    'Its own options, in place of those of its type: max_attempts, time_limit (in seconds); and its trace context, traceparent; null: it has none.';
+    'Its own options, in place of those of its type: max_attempts, time_limit (in seconds); its trace context, traceparent; and the jobs for whose end it waited (after, when); null: it has none.';
 comment on column penstock.queued_jobs.log is
     'The newest lines that its handler logged, oldest first: objects with at, attempt and line; null: none.';
 comment on column penstock.queued_jobs.replay_of is 'The job that this one repeats.';
+comment on column penstock.queued_jobs.awaited is
+    'Whether jobs in waiting_jobs wait for its end, so that what ends it writes a tick; null: none does.';
+comment on column penstock.queued_jobs.workflow is 'The job group of which it is a child, whose end writes a tick too; null: none.';
+comment on column penstock.queued_jobs.waits_for is
+    'The step for which its handler has suspended it: its sleep, its wait for a signal, or its children; null: it is not suspended. Status waiting until run_after.';
 
 -- The deferred jobs, in order of time over all types.
 create index queued_jobs_deferred on penstock.queued_jobs (run_after) where seq is null;
@@ -278,12 +294,18 @@ create index queued_jobs_isolated on penstock.queued_jobs (name, seq) where run_
 create unique index queued_jobs_unique on penstock.queued_jobs (name, unique_key, (case when slot is not null then key else '' end)) where coalesces;
 -- The replays of a job can be found from the job.
 create index queued_jobs_replays on penstock.queued_jobs (replay_of) where replay_of is not null;
+-- The jobs of a workflow. A job of none, whose column is null, costs a look at a bit.
+create index queued_jobs_workflow on penstock.queued_jobs (workflow, id) where workflow is not null;
+-- The jobs that wait in a durable step, among those that do not. Only a suspension and its end change this column, which is null in a
+-- plain job.
+create index queued_jobs_suspended on penstock.queued_jobs (id) where waits_for is not null;
 
 create table penstock.leases (
     id bigint primary key,
     first_seq bigint not null,
     last_seq bigint not null,
     renews bigint,
+    origin bigint,
     started_at timestamptz not null,
     expires_at timestamptz not null,
     open_jobs integer not null,
@@ -300,7 +322,9 @@ with (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0,
-    vacuum_truncate = off
+    vacuum_truncate = off,
+    toast.autovacuum_vacuum_scale_factor = 0,
+    toast.autovacuum_vacuum_threshold = 5000
 );
 comment on table penstock.leases is 'One row for each batch of jobs that a worker claimed and has not settled entirely.';
 comment on column penstock.leases.id is 'Number of the lease, from lease_id.';
@@ -308,6 +332,8 @@ comment on column penstock.leases.first_seq is 'Its jobs are those of (name, pri
 comment on column penstock.leases.last_seq is 'See first_seq.';
 comment on column penstock.leases.renews is
     'The lease from which an extend took its jobs: by it a repeated extend, whose first answer was lost, is recognised.';
+comment on column penstock.leases.origin is
+    'The lease of the claim, from which extends took its jobs: who got this number with the job holds it still, however often it was extended. Null: it is that of a claim itself.';
 comment on column penstock.leases.started_at is 'When the batch was claimed.';
 comment on column penstock.leases.expires_at is 'When the jobs stop belonging to the worker.';
 comment on column penstock.leases.open_jobs is 'Jobs not settled yet; their sum over a type is its number of jobs in flight.';
@@ -317,6 +343,9 @@ comment on column penstock.leases.name is 'Name of the job type.';
 comment on column penstock.leases.worker is 'Id of the worker, or of the member of a pool, that holds it.';
 comment on column penstock.leases.jobs is 'In a pool: the jobs of the batch, which stand in many key queues; null in a plain queue.';
 comment on column penstock.leases.cancelled is 'Jobs of this lease that are to be cancelled; the heartbeat tells the worker.';
+
+-- Outside the row and uncompressed: to compress the ids costs a claim more than to write them, and each settle writes the row again.
+alter table penstock.leases alter column jobs set storage external;
 
 create index leases_name on penstock.leases (name);
 create index leases_worker on penstock.leases (worker);
@@ -435,6 +464,7 @@ create table penstock.archived_jobs (
     name text not null,
     worker text,
     reason text,
+    signature text,
     key text,
     unique_key text,
     data jsonb not null,
@@ -443,6 +473,7 @@ create table penstock.archived_jobs (
     options jsonb,
     log jsonb,
     replay_of uuid,
+    workflow uuid,
     constraint archived_jobs_attempt_check check (attempt >= 0)
 )
 partition by list (keep);
@@ -466,7 +497,9 @@ comment on column penstock.archived_jobs.snoozes is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.name is 'Name of the job type.';
 comment on column penstock.archived_jobs.worker is 'The worker that held the last attempt.';
 comment on column penstock.archived_jobs.reason is
-    'Why it ended so, where the status does not say it: quarantined, for a job that cannot be read or that ends its workers.';
+    'Why it ended so, where the status does not say it: quarantined, for a job that cannot be read or that ends its workers; dependency or group, for one that waited for jobs which did not succeed; purged or dropped, with its type.';
+comment on column penstock.archived_jobs.signature is
+    'Of a job that failed: the signature of its last error, which jobs that failed for the same cause share; otherwise null.';
 comment on column penstock.archived_jobs.key is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.unique_key is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.data is 'The payload.';
@@ -475,10 +508,19 @@ comment on column penstock.archived_jobs.result is 'What the handler returned, w
 comment on column penstock.archived_jobs.options is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.log is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.replay_of is 'The job that it repeated.';
+comment on column penstock.archived_jobs.workflow is 'As in queued_jobs.';
 
 create index archived_jobs_name on penstock.archived_jobs (name, finished_at);
 create index archived_jobs_xid on penstock.archived_jobs (xid);
+-- The jobs that did not succeed, which are few and looked for most. Those that succeeded are not in it, so that their settle does not write it.
+create index archived_jobs_unsuccessful on penstock.archived_jobs (finished_at, id) where status <> 'succeeded';
+-- The failures of one cause, for the first of them and for examples.
+create index archived_jobs_signature on penstock.archived_jobs (name, signature, finished_at) where signature is not null;
 create index archived_jobs_replays on penstock.archived_jobs (replay_of) where replay_of is not null;
+create index archived_jobs_workflow on penstock.archived_jobs (workflow, finished_at) where workflow is not null;
+-- The children of a job group that did not succeed, which may be few of many.
+create index archived_jobs_workflow_unsuccessful on penstock.archived_jobs (workflow, status, finished_at, id)
+where workflow is not null and status <> 'succeeded';
 
 create table penstock.quarantined_payloads (
     id uuid primary key,

@@ -53,7 +53,8 @@ comment on column penstock.workers.state is
     'running; draining: it stops; dead: it fell silent or left, and some of its leases were locked when the others were recovered.';
 comment on column penstock.workers.in_flight is 'Jobs that it held at its last heartbeat.';
 comment on column penstock.workers.isolates is 'Whether it empties itself to run jobs alone at this moment.';
-comment on column penstock.workers.metadata is 'What the worker says of itself.';
+comment on column penstock.workers.metadata is
+    'What the worker says of itself; names of what it works on as lists: pools, consumers (stream/group), schedules, leader_tasks; version (of Penstock) and code_version (of the application).';
 comment on column penstock.workers.halted is
     'Consumers that ended in this worker, stream/group, each with its error; the worker goes on with its other work.';
 comment on column penstock.workers.key_ids is 'Ids of the keys of encrypted payloads that it has.';

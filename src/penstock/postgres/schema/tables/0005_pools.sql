@@ -16,9 +16,11 @@
 -- Crashes of standing jobs. As with jobs, nothing shows which of the runs in a process crashed it, so each run that is lost with its
 -- worker counts a crash. After two crashes within ten minutes the standing job is a suspect. Its owner starts suspects on trial, beside
 -- other runs: one at first, then two, four, and so on, each time after the ones before have survived for a time that grows with their
--- crashes. When a worker is lost during a trial, only the suspects on trial count a crash. So few further crashes find the cause,
--- however many suspects there are. A suspect that was on trial alone, and had three crashes before, is quarantined: it does not run,
--- and keeps its error, until it is started again.
+-- crashes. Those with the fewest crashes come first, and are on trial only with others that have as many: so a suspect does not wait
+-- for the long trials of those that have crashed more often, and the cause is soon alone. When a worker is lost during a trial, only
+-- the suspects on trial count a crash. So few further crashes find the cause, however many suspects there are. A suspect that is lost
+-- for the second time while it is on trial alone, and has survived no trial in between, is quarantined: it does not run, and keeps its
+-- error, until it is started again. Once is not enough: a worker that is killed takes with it whatever is on trial.
 
 create table penstock.pools (
     name text primary key,
@@ -85,6 +87,7 @@ create table penstock.standing_jobs (
     entered_at timestamptz,
     failures integer not null default 0,
     crashes integer not null default 0,
+    crashes_alone integer not null default 0,
     tried_with integer,
     retry_at timestamptz,
     error jsonb,
@@ -110,6 +113,8 @@ comment on column penstock.standing_jobs.entered_at is
 comment on column penstock.standing_jobs.failures is 'Runs in a row that ended with an error; the next one waits until retry_at.';
 comment on column penstock.standing_jobs.crashes is
     'Workers lost one after the other while they ran it; with 2 it is on trial when it starts. Begins again at 1 after a run of ten minutes.';
+comment on column penstock.standing_jobs.crashes_alone is
+    'Workers lost while it was on trial alone, since it last survived a trial; the second one quarantines it.';
 comment on column penstock.standing_jobs.tried_with is
     'How many suspects its run is on trial with, itself included; null: it is not on trial.';
 comment on column penstock.standing_jobs.retry_at is 'When a run that failed is repeated; null: at once.';

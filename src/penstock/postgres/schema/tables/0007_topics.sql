@@ -29,7 +29,7 @@ comment on sequence penstock.message_number is 'Numbers messages over all topics
 
 create table penstock.topics (
     name text primary key,
-    keep integer not null default 0,
+    catch_up integer not null default 0,
     last_seq bigint not null default 0,
     pruned_seq bigint not null default 0,
     generation bigint not null default 0,
@@ -37,7 +37,7 @@ create table penstock.topics (
     encrypted_at timestamptz,
     declaration jsonb,
     created_at timestamptz not null,
-    constraint topics_keep_check check (keep >= 0)
+    constraint topics_catch_up_check check (catch_up >= 0)
 )
 with (
     fillfactor = 20,
@@ -48,7 +48,7 @@ with (
 );
 comment on table penstock.topics is 'Topics: what is published to one reaches all its subscribers.';
 comment on column penstock.topics.name is 'Name of the topic.';
-comment on column penstock.topics.keep is 'How many of the last messages a new subscriber gets.';
+comment on column penstock.topics.catch_up is 'How many of the last messages a new subscriber gets.';
 comment on column penstock.topics.last_seq is
     'Sequence number of the last message. Its row lock is what puts publishes and subscribes in order.';
 comment on column penstock.topics.encrypted is
@@ -121,6 +121,7 @@ create table penstock.topic_messages (
     receivers integer not null,
     topic text not null,
     unique_key text,
+    key text,
     coalesced uuid[],
     data jsonb not null,
     constraint topic_messages_id_key unique (id),
@@ -139,6 +140,8 @@ comment on column penstock.topic_messages.receivers is 'How many subscribers got
 comment on column penstock.topic_messages.topic is 'Name of the topic.';
 comment on column penstock.topic_messages.unique_key is
     'Unique key of the copies, which coalesces them for each subscriber; null: none.';
+comment on column penstock.topic_messages.key is
+    'Key of the copies, except in a queue that subscribers share, where the key names the subscriber; null: none.';
 comment on column penstock.topic_messages.coalesced is
     'Queued jobs that stood in for copies with the same unique key; null: none.';
 comment on column penstock.topic_messages.data is 'The payload.';

@@ -6,7 +6,9 @@
 -- what is visible in the next snapshot and was not in the last one is the next batch. A transaction that is still
 -- running delays nothing: the snapshot names it, and its jobs are in the batch after its commit.
 --
--- The lake. A batch of history becomes files, then rows of lake_files, rollups and failure_signatures in one
+-- Runs of workflows are read in the same way: a run has the number of the transaction that ended it.
+--
+-- The lake. A batch of history becomes files, then rows of lake_files, rollups, run_history and failure_signatures in one
 -- transaction that also records the batch in lakes. A file without a row in lake_files is not part of the lake.
 
 create table penstock.pruned_days (
@@ -29,6 +31,7 @@ create table penstock.lakes (
     seen text not null default '',
     jobs bigint not null default 0,
     guards boolean not null default true,
+    erasures bigint not null default 0,
     created_at timestamptz not null,
     updated_at timestamptz not null
 );
@@ -38,6 +41,8 @@ comment on column penstock.lakes.uri is 'Folder or bucket in which its files are
 comment on column penstock.lakes.batch is 'Number of the last batch.';
 comment on column penstock.lakes.seen is 'Position in the archive up to which its jobs are in the lake.';
 comment on column penstock.lakes.jobs is 'Jobs in the lake.';
+comment on column penstock.lakes.erasures is
+    'Grows when jobs are erased from it. A batch that was read before that is refused, and read again.';
 comment on column penstock.lakes.guards is 'While true, prune drops a day only when the lake has all of its jobs.';
 comment on column penstock.lakes.created_at is 'When it was opened first.';
 comment on column penstock.lakes.updated_at is 'When the last batch was committed.';
@@ -52,13 +57,13 @@ create table penstock.lake_files (
     rows bigint not null,
     bytes bigint not null,
     primary key (lake, path),
-    constraint lake_files_kind_check check (kind in ('jobs', 'attempts', 'rollups'))
+    constraint lake_files_kind_check check (kind in ('jobs', 'attempts', 'rollups', 'runs'))
 );
 comment on table penstock.lake_files is 'The manifest: which files make up a lake. Files that it does not name do not count.';
 comment on column penstock.lake_files.lake is 'Name of the lake.';
-comment on column penstock.lake_files.kind is 'jobs, attempts or rollups.';
+comment on column penstock.lake_files.kind is 'jobs, attempts, rollups or runs (of workflows).';
 comment on column penstock.lake_files.day is 'The day on which its jobs finished.';
-comment on column penstock.lake_files.type is 'Job type of its jobs.';
+comment on column penstock.lake_files.type is 'Job type of its jobs; workflow of its runs.';
 comment on column penstock.lake_files.path is 'Below the URI of the lake.';
 comment on column penstock.lake_files.batch is 'The batch that wrote it; of a compacted file the last one in it.';
 comment on column penstock.lake_files.rows is 'Rows of the file.';
@@ -152,3 +157,41 @@ comment on column penstock.failure_signatures.sample_id is 'The job of the sampl
 comment on column penstock.failure_signatures.failures is 'How many there were.';
 comment on column penstock.failure_signatures.first_at is 'When the first one was.';
 comment on column penstock.failure_signatures.last_at is 'When the last one was.';
+
+create table penstock.run_history (
+    lake text not null references penstock.lakes (name) on delete cascade,
+    id uuid not null,
+    name text not null,
+    workflow text not null,
+    status penstock.archived_job_status not null,
+    retry_of text,
+    started_at timestamptz not null,
+    finished_at timestamptz not null,
+    duration_s double precision not null,
+    steps bigint not null,
+    shared bigint not null,
+    succeeded bigint not null,
+    failed bigint not null,
+    cancelled bigint not null,
+    expired bigint not null,
+    primary key (lake, id)
+);
+comment on table penstock.run_history is 'Runs of workflows that have ended, from the lake, also those that prune has forgotten.';
+comment on column penstock.run_history.lake is 'Name of the lake.';
+comment on column penstock.run_history.id is 'The run.';
+comment on column penstock.run_history.name is 'Id that was given at its start.';
+comment on column penstock.run_history.workflow is 'Name of the workflow.';
+comment on column penstock.run_history.status is 'How it ended.';
+comment on column penstock.run_history.retry_of is 'Id of the run that it retried; null: none.';
+comment on column penstock.run_history.started_at is 'When it was started.';
+comment on column penstock.run_history.finished_at is 'When it ended.';
+comment on column penstock.run_history.duration_s is 'Seconds from its start to its end.';
+comment on column penstock.run_history.steps is 'How many steps it has.';
+comment on column penstock.run_history.shared is 'How many of them succeeded in the run that it retried, and did not run again.';
+comment on column penstock.run_history.succeeded is 'How many of the others succeeded.';
+comment on column penstock.run_history.failed is 'How many failed.';
+comment on column penstock.run_history.cancelled is 'How many were cancelled.';
+comment on column penstock.run_history.expired is 'How many expired.';
+
+create index run_history_finished on penstock.run_history (lake, finished_at, id);
+create index run_history_workflow on penstock.run_history (lake, workflow, finished_at, id);

@@ -3,7 +3,7 @@
 --   reader     look only; notes that it waits, in a bounded number of places
 --   producer   what a reader may, and enqueue, append, publish, cancel, replay
 --   worker     what a producer may, and claim, settle, extend, heartbeat, maintain
---   server     what a worker may, and what the HTTP server needs: settle by a callback, without a lease, and look users up
+--   server     what a worker may, and what the HTTP server needs: settle by a callback, without a lease, look users up, sessions and audit
 --   admin      everything, job types included
 --
 -- The functions run with the rights of the owner of the schema, so none of these roles needs a right on a table
@@ -23,20 +23,22 @@ declare
         'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
-        'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan',
+        'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'ended_runs', 'scan',
         'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list', 'preview_operation',
-        'top'
+        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'steps_of', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
+        'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates'
     ];
     producing constant text[] := array[
-        'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'replay', 'start_standing', 'stop_standing',
+        'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'set_priority', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
         'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
-        'last_sequence', 'commit_staged', 'commit_staged_events', 'discard_staged', 'prune_staged',
-        'forget_writer', 'run_schedule', 'start_operation', 'cancel_operation'
+        'last_sequence', 'commit_staged', 'commit_staged_events', 'require_attempt', 'discard_staged', 'prune_staged',
+        'forget_writer', 'run_schedule', 'start_operation', 'cancel_operation', 'open_group', 'seal_group', 'cancel_group', 'signal',
+        'start_workflow', 'retry_workflow'
     ];
     working constant text[] := array[
         'claim', 'claim_alone', 'promise_to_begin', 'begin_jobs', 'has_isolated_jobs', 'next_alone', 'isolate', 'keep_alive',
-        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'register_worker', 'heartbeat',
+        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'register_worker', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'quarantined_in', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
@@ -44,17 +46,21 @@ declare
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'maintain_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'streams_to_maintain', 'maintain_stream', 'compact_stream',
-        'drop_retired', 'advance_operation',
+        'drop_retired', 'advance_operation', 'resolve_workflows', 'step_results', 'kept_steps', 'kept_results', 'tables_to_vacuum', 'vacuum_waits',
         'declare_schedule', 'look_at_schedule', 'enqueue_run', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run', 'note_handlers', 'declare_leader_task', 'check_leader', 'note_leader',
-        'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
+        'note_rates', 'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'drop_job_type', 'drop_pool', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
         'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
-        'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule'
+        'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule',
+        'preview_erasure', 'start_erasure', 'cancel_erasure', 'fence_restored', 'erase_lake_file', 'fence_lake', 'finish_lake', 'finish_erasure'
     ];
-    serving constant text[] := array['declare_job_type', 'settle_attempts', 'find_user'];
+    serving constant text[] := array[
+        'declare_job_type', 'settle_attempts', 'find_user', 'open_session', 'find_session', 'use_link', 'close_session', 'begin_change',
+        'end_change', 'list_changes', 'mute_failures', 'unmute_failures'
+    ];
 begin
     return case p_access
         when 'reader' then reading
@@ -122,7 +128,7 @@ begin
     execute format('grant usage on schema penstock to %I', p_role);
     execute format('grant select on all tables in schema penstock to %I', p_role);
     -- No role may read hashes of secrets.
-    execute format('revoke all on penstock.users from %I', p_role);
+    execute format('revoke all on penstock.users, penstock.sessions from %I', p_role);
     -- Rows that are being loaded concern their transaction alone.
     execute format('revoke all on penstock.loaded_chunks from %I', p_role);
     -- Days of the archive and segments of streams belong to the owner, whichever role makes them.

@@ -156,10 +156,20 @@ stable
 as $$
 declare
     job_type penstock.jobs;
+    dropped timestamptz;
 begin
     select * into job_type from penstock.jobs where name = p_name;
     if not found then
         perform penstock.check_name(p_name);
+        select dropped_at into dropped from penstock.dropped_types where name = p_name;
+        if found then
+            raise exception 'no such job type: %, it was dropped at %', p_name, to_char(dropped at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+                using errcode = 'PS404',
+                      hint = format(
+                          'If it is to exist again: penstock declare MODULE:APP, or start a worker for it; in SQL: select penstock.create_job_type(%L);',
+                          p_name
+                      );
+        end if;
         raise exception 'no such job type: %', p_name
             using errcode = 'PS404',
                   hint = format(

@@ -257,20 +257,24 @@ end
 $$;
 comment on function penstock.any_encrypted(uuid[]) is 'Part of settle and report_progress: whether one of these jobs is of an encrypted type.';
 
-create or replace function penstock.sealed_details(p_ids uuid[], p_details jsonb[])
+create or replace function penstock.sealed_details(p_ids uuid[], p_details jsonb[], p_outcomes text[] default null)
 returns jsonb[]
 language sql
 stable
 as $$
     select array_agg(
-        case when type.encrypted then penstock.without_plain(given.detail) else given.detail end
+        -- The name of a step is no payload.
+        case
+            when type.encrypted and given.outcome is distinct from 'suspended' then penstock.without_plain(given.detail)
+            else given.detail
+        end
         order by given.place
     )
-    from unnest(p_ids, p_details) with ordinality as given (id, detail, place)
+    from unnest(p_ids, p_details, p_outcomes) with ordinality as given (id, detail, outcome, place)
     left join penstock.queued_jobs as job on job.id = given.id
     left join penstock.jobs as type on type.name = job.name
 $$;
-comment on function penstock.sealed_details(uuid[], jsonb[]) is
+comment on function penstock.sealed_details(uuid[], jsonb[], text[]) is
     'Part of settle, finish and report_progress: the details of these jobs, without what may not be stored of those of encrypted types.';
 
 create or replace function penstock.check_staged_job()

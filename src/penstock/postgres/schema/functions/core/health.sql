@@ -1,5 +1,5 @@
 -- Health: what metrics and `penstock doctor` read about the database itself. Everything comes from the catalogue and the statistics of
--- PostgreSQL, so that no call reads the rows of a queue.
+-- PostgreSQL, or from a bounded number of rows, so that no call reads a queue.
 
 create or replace function penstock.database_gauges()
 returns table (gauge text, label text, amount double precision)
@@ -56,6 +56,25 @@ as $$
     where class.in_use
     group by near.moment
     union all
+    -- Workflows. Of the ticks the first thousand: there are more only when they are not resolved, and then these are the oldest.
+    select
+        'workflow_tick_seconds', '', coalesce(extract(epoch from clock_timestamp() - min(first.noted_at)), 0)::double precision
+    from (select tick.noted_at from penstock.workflow_ticks as tick order by tick.id limit 1000) as first
+    union all
+    select 'job_groups', status.label, count(*) filter (where status.label = first.status)::double precision
+    from (values ('open'), ('running')) as status (label)
+    left join (
+        select case when job_group.sealed_at is null then 'open' else 'running' end as status
+        from penstock.job_groups as job_group
+        where job_group.finished_at is null
+        limit 10000
+    ) as first on true
+    group by status.label
+    union all
+    select 'waiting_jobs', '', stat.n_live_tup::double precision
+    from pg_stat_user_tables as stat
+    where stat.schemaname = 'penstock' and stat.relname = 'waiting_jobs'
+    union all
     -- Partitions of the archive and segments of streams are many: their pages as of the last vacuum, without a look at each file.
     select 'table_bytes', kind.label, coalesce(sum(class.relpages::double precision), 0) * current_setting('block_size')::integer
     from (values ('archived_jobs', 'archived_jobs%'), ('events', 'events%')) as kind (label, pattern)
@@ -64,7 +83,7 @@ as $$
     group by kind.label
 $$;
 comment on function penstock.database_gauges() is
-    'Gauges of the database: age of the oldest snapshot, bytes that a replication slot retains, dead rows, sizes and age of the last vacuum of tables, and whether days of the archive are missing. Reads the catalogue and statistics only.';
+    'Gauges of the database: age of the oldest snapshot, bytes that a replication slot retains, dead rows, sizes and age of the last vacuum of tables, and whether days of the archive are missing; of workflows the age of the oldest tick, up to 10,000 job groups that have not ended, and about how many jobs wait for others. Reads the catalogue, statistics, and a bounded number of rows.';
 
 create or replace function penstock.lake_lags()
 returns table (lake text, behind_s double precision)

@@ -45,7 +45,10 @@ as $$
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
                 'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys',
-                'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in'
+                'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in', 'erase_waiting', 'erase_archived', 'forget_erased',
+                'enqueue_dependents', 'check_dependencies', 'check_cycles', 'add_dependencies', 'why_waiting', 'resolve_workflows', 'next_unfinished', 'signal', 'resume_time', 'stop_gathered',
+                'note_rates', 'rates_of', 'type_rates',
+                'workflow_steps', 'step_results', 'require_attempt'
             ]
         ),
         (
@@ -53,28 +56,35 @@ as $$
             array['enable_hashjoin=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
                 'put_jobs', 'finished_before', 'announce_places', 'close_leases', 'requeue', 'insert_coalescing_copies',
-                'idle_subscribers', 'claim_queues', 'subscribe_many', 'renew_subscriptions'
+                'idle_subscribers', 'claim_queues', 'subscribe_many', 'renew_subscriptions', 'end_waiting', 'forget_waiting', 'link_dependencies',
+                'end_dependencies', 'release_waiting', 'release_of_type', 'fold_ticks', 'end_groups', 'write_steps', 'begin_waits', 'resume_jobs', 'steps_of', 'kept_steps', 'kept_results',
+                'erase_signals', 'steps_shown'
             ]
         ),
         (
             'bitmap_lookups',
             array['enable_hashjoin=off', 'enable_indexonlyscan=off', 'enable_indexscan=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
-                'settle_attempts', 'leave_to_callback', 'extend', 'begin_jobs', 'jobs_of_lease', 'settle',
+                'settle_attempts', 'leave_to_callback', 'extend', 'begin_jobs', 'jobs_of_lease',
                 'end_attempts', 'report_progress', 'lock_held_jobs', 'append_log', 'end_slots', 'messages_of', 'finish', 'confirm_finished',
                 'fold_finished', 'free_jobs_of_lease', 'archive_unsuccessful'
             ]
         ),
         (
+            'bitmap_lookups_and_sets',
+            array['enable_indexonlyscan=off', 'enable_indexscan=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
+            array['settle']
+        ),
+        (
             'walk',
             array['enable_bitmapscan=off', 'enable_seqscan=off'],
-            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top', 'first_placed', 'first_deferred', 'lake_lags']
+            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top', 'first_placed', 'first_deferred', 'lake_lags', 'recent_failures', 'failure_groups', 'search_waiting', 'search_finished']
         ),
         (
             'joined_walk',
             array['enable_bitmapscan=off', 'enable_hashjoin=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
-                'jobs_that_fit', 'waiting_jobs', 'claim', 'promote', 'recover_leases', 'has_ready', 'why_of', 'claim_keys', 'begin_partitions',
+                'jobs_that_fit', 'count_waiting', 'claim', 'promote', 'recover_leases', 'has_ready', 'why_of', 'claim_keys', 'begin_partitions',
                 'read_chunks', 'insert_copies'
             ]
         ),
@@ -101,15 +111,15 @@ as $$
             array['plan_cache_mode=force_generic_plan'],
             array[
                 'member_heartbeat', 'jobs_that_fit', 'claim', 'insert_jobs', 'enqueue_one_by_one', 'promote', 'jobs_of_lease',
-                'has_ready', 'settle', 'end_attempts', 'claim_keys', 'insert_staged', 'begin_partitions',
-                'commit_offsets', 'append_chunks', 'insert_copies', 'insert_coalescing_copies', 'insert_many_copies',
-                'subscribe_many'
+                'has_ready', 'settle', 'end_attempts', 'claim_keys', 'still_owned', 'insert_staged', 'begin_partitions',
+                'commit_offsets', 'append_chunks', 'read_chunks', 'insert_copies', 'insert_coalescing_copies',
+                'insert_many_copies', 'subscribe_many'
             ]
         ),
         (
             'custom',
             array['plan_cache_mode=force_custom_plan'],
-            array['preview_operation']
+            array['preview_operation', 'recent_failures', 'failure_groups', 'history_of', 'list_jobs', 'page_of_jobs', 'group_list', 'workflow_runs']
         ),
         (
             'no_jit',

@@ -10,16 +10,31 @@ comment on function penstock.tell_member(text, text) is 'Notifies a member that 
 
 create or replace function penstock.still_owned(p_group text, p_member text, p_slots integer[], p_epochs bigint[])
 returns integer[]
-language sql
+language plpgsql
 stable
 as $$
-    select array_agg(slots.slot order by slots.slot)
-    from unnest(p_slots, p_epochs) as given (slot, epoch)
-    join penstock.slots on slots.slot = given.slot and slots.epoch = given.epoch
-    where slots.group_name = p_group and slots.owner = p_member;
+declare
+    own integer[];
+    own_epochs bigint[];
+begin
+    select array_agg(mine.slot order by mine.slot), array_agg(mine.epoch order by mine.slot)
+    into own, own_epochs
+    from penstock.slots as mine
+    where mine.group_name = p_group and mine.owner = p_member;
+    -- Nearly always the member knows what it has: two comparisons are cheaper than a join in each claim.
+    if own = p_slots and own_epochs = p_epochs then
+        return own;
+    end if;
+    return (
+        select array_agg(slots.slot order by slots.slot)
+        from unnest(p_slots, p_epochs) as given (slot, epoch)
+        join penstock.slots on slots.slot = given.slot and slots.epoch = given.epoch
+        where slots.group_name = p_group and slots.owner = p_member
+    );
+end
 $$;
 comment on function penstock.still_owned(text, text, integer[], bigint[]) is
-    'Those of the slots that the member has under these epochs, in order; null: none.';
+    'Those of the slots that the member has under these epochs, in order; null: none. Fastest when the slots are given in order.';
 
 create or replace function penstock.owns(p_group text, p_member text, p_slot integer, p_epoch bigint)
 returns boolean

@@ -24,6 +24,12 @@ create or replace trigger archived_jobs_notify
 after insert on penstock.archived_jobs
 for each statement execute function penstock.notify_readers();
 
+create or replace trigger job_groups_notify
+after update of ended_xid on penstock.job_groups
+for each row
+when (new.ended_xid is not null and old.ended_xid is null)
+execute function penstock.notify_readers();
+
 create or replace function penstock.wait_for_history(p_reader text, p_waiting boolean)
 returns void
 language plpgsql
@@ -78,12 +84,23 @@ as $$
             order by fresh.xid
             limit p_limit
         )
+        union all
+        (
+            -- A transaction that has only ended runs of workflows is worth a batch too, and counts as one job.
+            select distinct run.ended_xid
+            from penstock.job_groups as run
+            where (run.ended_xid = any (p_late) or run.ended_xid >= p_low and run.ended_xid < p_high and run.ended_xid <> all (p_without))
+                and (p_part is null or run.ended_xid <> p_part)
+                and (select 1 from penstock.archived_jobs as job where job.xid = run.ended_xid limit 1) is null
+            order by run.ended_xid
+            limit p_limit
+        )
     ) as found
     group by found.xid
     order by found.xid
 $$;
 comment on function penstock.archive_counts(xid8[], xid8, xid8, xid8[], xid8, uuid, bigint) is
-    'How many jobs the transactions of a batch have archived, in order: those of p_late, and those from p_low up to p_high without p_without. Of p_part only the jobs after p_after. Looks at about p_limit jobs; the last transaction may be counted short.';
+    'How many jobs the transactions of a batch have archived, in order: those of p_late, and those from p_low up to p_high without p_without. Of p_part only the jobs after p_after. A transaction that has ended runs of workflows and archived no job counts as one. Looks at about p_limit jobs; the last transaction may be counted short.';
 
 create or replace function penstock.archive_cuts(p_xid xid8, p_after uuid, p_until uuid, p_every bigint)
 returns table (id uuid)

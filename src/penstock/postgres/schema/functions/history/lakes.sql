@@ -61,8 +61,36 @@ as $$
 $$;
 comment on function penstock.add_lake_files(text, bigint, jsonb) is 'Part of commit_lake_batch and swap_lake_files: notes files.';
 
+create or replace function penstock.ended_runs(p_seen text, p_until pg_snapshot)
+returns table (
+    id uuid, name text, workflow text, status text, retry_of text, started_at timestamptz, finished_at timestamptz,
+    duration_s double precision, steps bigint, shared bigint, succeeded bigint, failed bigint, cancelled bigint, expired bigint
+)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        run.id, run.name, run.graph, run.status::text, (select before.name from penstock.job_groups as before where before.id = run.retry_of),
+        run.created_at, run.finished_at, extract(epoch from run.finished_at - run.created_at)::double precision, steps.number, steps.shared,
+        run.succeeded, run.failed, run.cancelled, run.expired
+    from penstock.job_groups as run
+    cross join lateral (
+        select count(*) as number, count(*) filter (where step.shared) as shared from penstock.graph_steps as step where step.run = run.id
+    ) as steps
+    where run.ended_xid >= coalesce(pg_snapshot_xmin(nullif(p_seen, '')::pg_snapshot), '0'::xid8)
+        and run.ended_xid < pg_snapshot_xmax(p_until)
+        and pg_visible_in_snapshot(run.ended_xid, p_until)
+        and (nullif(p_seen, '') is null or not pg_visible_in_snapshot(run.ended_xid, nullif(p_seen, '')::pg_snapshot))
+    order by run.finished_at, run.id
+$$;
+comment on function penstock.ended_runs(text, pg_snapshot) is
+    'The runs of workflows that ended between two positions in the archive: those which p_until sees and p_seen (empty: the beginning) does not. Of a batch of history, in commit order, as its jobs are.';
+
 create or replace function penstock.commit_lake_batch(
-    p_lake text, p_batch bigint, p_seen text, p_jobs bigint, p_files jsonb, p_rollups jsonb, p_use jsonb, p_failures jsonb
+    p_lake text, p_batch bigint, p_seen text, p_jobs bigint, p_files jsonb, p_rollups jsonb, p_use jsonb, p_failures jsonb,
+    p_erasures bigint default null, p_runs jsonb default '[]'
 )
 returns boolean
 language plpgsql
@@ -75,6 +103,10 @@ begin
     where name = p_lake and batch < p_batch;
     if not found then
         return false;
+    end if;
+    if p_erasures <> (select erasures from penstock.lakes where name = p_lake) then
+        raise exception 'jobs were erased from the lake % while its batch % was under way', p_lake, p_batch
+            using errcode = 'PS409', hint = 'Read the batch again.';
     end if;
     perform penstock.add_lake_files(p_lake, p_batch, p_files);
 
@@ -125,11 +157,85 @@ begin
     set failures = known.failures + excluded.failures,
         first_at = least(known.first_at, excluded.first_at),
         last_at = greatest(known.last_at, excluded.last_at);
+
+    insert into penstock.run_history
+    select
+        p_lake, new.id, new.name, new.workflow, new.status, new.retry_of, new.started_at, new.finished_at, new.duration_s, new.steps,
+        new.shared, new.succeeded, new.failed, new.cancelled, new.expired
+    from jsonb_populate_recordset(null::penstock.run_history, p_runs) as new;
     return true;
 end
 $$;
-comment on function penstock.commit_lake_batch(text, bigint, text, bigint, jsonb, jsonb, jsonb, jsonb) is
-    'Makes the files of a batch part of a lake, and its rollups, worker use and failures known: all at once, and once. False when the batch is in the lake already.';
+comment on function penstock.commit_lake_batch(text, bigint, text, bigint, jsonb, jsonb, jsonb, jsonb, bigint, jsonb) is
+    'Makes the files of a batch part of a lake, and its rollups, worker use, failures and runs of workflows known: all at once, and once. False when the batch is in the lake already. p_erasures: lakes.erasures from before the batch was read; PS409 when it has grown, since the batch may have jobs that are erased.';
+
+create or replace function penstock.erase_lake_file(p_lake text, p_path text, p_files jsonb)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    gone penstock.lake_files;
+begin
+    perform from penstock.lakes where name = p_lake for update;
+    delete from penstock.lake_files where lake = p_lake and path = p_path returning * into gone;
+    if not found then
+        raise exception 'the lake % has no file %', p_lake, left(p_path, 1000)
+            using errcode = 'PS409', hint = 'The lake changed meanwhile: erase again.';
+    end if;
+    perform penstock.add_lake_files(p_lake, gone.batch, p_files);
+    if gone.kind = 'jobs' then
+        update penstock.lakes
+        set jobs = jobs - gone.rows + (select coalesce(sum(file.rows), 0) from jsonb_to_recordset(p_files) as file (rows bigint))
+        where name = p_lake;
+    end if;
+end
+$$;
+comment on function penstock.erase_lake_file(text, text, jsonb) is
+    'Part of erasures: puts a file with fewer rows, or none, in the place of one. PS409 when the lake does not have that file.';
+
+create or replace function penstock.fence_lake(p_lake text, p_batch bigint, p_subject jsonb, p_ids uuid[])
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_size(cardinality(p_ids), 1000000, 'jobs');
+    update penstock.lakes set erasures = erasures + 1 where name = p_lake and batch = p_batch;
+    if not found then
+        raise exception 'the lake % got another batch than %', p_lake, p_batch
+            using errcode = 'PS409', hint = 'The lake changed meanwhile: erase again.';
+    end if;
+    update penstock.failure_signatures
+    set sample = 'erased', sample_id = '00000000-0000-0000-0000-000000000000'
+    where lake = p_lake and sample_id = any (p_ids);
+    if p_subject ?| '{key,value,job}' then
+        perform penstock.erase_words(p_subject);
+    end if;
+end
+$$;
+comment on function penstock.fence_lake(text, bigint, jsonb, uuid[]) is
+    'Part of erasures: from here on the commit of a batch that was read before is refused, and what came back from the lake has nothing of these jobs. PS409 when the lake has another last batch than p_batch, whose files have to be looked at first.';
+
+create or replace function penstock.finish_lake(p_operation uuid, p_lake text, p_jobs bigint)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.erasures set lakes = lakes || p_lake where operation = p_operation and p_lake <> all (lakes);
+    if found then
+        update penstock.operations
+        set counts = penstock.with_count(counts, 'lake', p_jobs), updated_at = penstock.clock()
+        where id = p_operation and state = 'running';
+    end if;
+end
+$$;
+comment on function penstock.finish_lake(uuid, text, bigint) is
+    'Part of erasures: notes that a lake is done, and how many of its jobs were erased.';
 
 create or replace function penstock.swap_lake_files(p_lake text, p_gone text[], p_batch bigint, p_files jsonb)
 returns boolean

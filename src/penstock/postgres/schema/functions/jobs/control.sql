@@ -12,6 +12,12 @@ declare
     finished penstock.archived_job_status;
     holder text;
 begin
+    perform from penstock.waiting_jobs where id = p_id for update;
+    if found then
+        perform penstock.ensure_archive(moment);
+        perform penstock.end_waiting(array[p_id], 'cancelled', null, null, moment);
+        return 'cancelled';
+    end if;
     select * into job from penstock.queued_jobs where id = p_id for update;
     if not found then
         select status into finished from penstock.archived_jobs where id = p_id order by finished_at desc limit 1;
@@ -38,7 +44,17 @@ begin
 end
 $$;
 comment on function penstock.cancel(uuid) is
-    'Cancels a job: a queued one at once (cancelled), of a running one the handler is told (cancelling); for a finished one returns its status. PS404 when there is none.';
+    'Cancels a job: one that is queued or waits for others at once (cancelled), of a running one the handler is told (cancelling); for a finished one returns its status. PS404 when there is none.';
+
+create or replace function penstock.is_deferred(job penstock.queued_jobs)
+returns boolean
+language sql
+immutable
+as $$
+    select job.status = 'queued' and job.seq is null and job.crashes <> 2 and job.waits_for is null
+$$;
+comment on function penstock.is_deferred(penstock.queued_jobs) is
+    'Whether a job waits for its time, or for a further attempt; not one in isolation or a suspended one.';
 
 create or replace function penstock.run_now(p_ids uuid[])
 returns setof uuid
@@ -56,7 +72,7 @@ begin
     return query
         update penstock.queued_jobs as job
         set run_after = least(job.run_after, moment), updated_at = moment
-        where job.id = any (p_ids) and job.status = 'queued' and job.seq is null and job.crashes <> 2
+        where job.id = any (p_ids) and penstock.is_deferred(job)
         returning job.id;
     if found then
         perform penstock.promote(10000);
@@ -64,7 +80,7 @@ begin
 end
 $$;
 comment on function penstock.run_now(uuid[]) is
-    'Makes deferred jobs, those that wait for their time or for a further attempt, due at once, and returns them. Other jobs are left as they are. At most 10,000.';
+    'Makes deferred jobs, those that wait for their time or for a further attempt, due at once, and returns them. Other jobs are left as they are, also suspended ones. At most 10,000.';
 
 create or replace function penstock.replays_of(p_id uuid)
 returns table (id uuid, status text)
@@ -94,6 +110,10 @@ declare
 begin
     -- Two replays of one job that are made at the same time see each other.
     perform pg_advisory_xact_lock(hashtext('penstock.replay'), hashtext(p_id::text));
+    if exists (select from penstock.waiting_jobs where id = p_id) then
+        raise exception 'job % waits for others', p_id
+            using errcode = 'PS409', hint = 'It has not run yet: wait for it, or cancel it first.';
+    end if;
     select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, options, status::text into original
     from penstock.queued_jobs
     where id = p_id;
@@ -135,8 +155,11 @@ begin
         array[original.priority], null,
         case when original.expires_at = penstock.shown_time(original.expires_at) then array[original.expires_at] end,
         null, p_id,
-        -- The copy belongs to the trace in which it is replayed.
-        case when original.options - 'traceparent' <> '{}' then array[original.options - 'traceparent'] end
+        -- The copy belongs to the trace in which it is replayed, and waits for nothing.
+        case
+            when original.options - array['traceparent', 'after', 'when'] <> '{}'
+                then array[original.options - array['traceparent', 'after', 'when']]
+        end
     );
     -- Only what is not simply queued is reported: then the new id was used before, by an earlier try of this call.
     return coalesce(enqueued.id, new_id);

@@ -2,8 +2,10 @@
 --
 -- A call refuses what would cost work: jobs that wait, unless it is forced, and jobs that run. It cannot see the jobs of other transactions
 -- that are not committed yet, and an enqueue locks nothing of its type that a drop could wait for. So the name of a dropped type stays in
--- dropped_types for an hour, and until each transaction that wrote before has ended; until then maintenance archives as cancelled what is
--- enqueued by transactions that saw the type before, unless it has been created again.
+-- dropped_types, and maintenance archives as cancelled what is enqueued by transactions that saw the type before, unless it has been created
+-- again. It looks each time for an hour, and until each transaction that wrote before has ended; then at intervals that double, for a
+-- transaction that read before the drop and writes for the first time that late. By the same row a declaration that is no more than a part of
+-- an enqueue knows that the type is not to be created again, and the error says so. It is forgotten after a year.
 
 create or replace function penstock.refuse_drop(p_name text)
 returns void
@@ -69,6 +71,7 @@ as $$
     select exists (select from penstock.queued_jobs as job where job.name = p_name and job.seq is not null and job.slot is null)
         or exists (select from penstock.queued_jobs as job where job.name = p_name and job.seq is not null and job.slot is not null)
         or exists (select from penstock.queued_jobs as job where job.name = p_name and job.seq is null)
+        or exists (select from penstock.waiting_jobs as job where job.name = p_name)
 $$;
 comment on function penstock.has_jobs(text) is 'Part of drop_type and end_dropped_types: whether a type has jobs that have not ended.';
 
@@ -82,16 +85,20 @@ declare
     most constant integer := 10000;
     moment constant timestamptz := penstock.clock();
     jobs uuid[];
+    waiting uuid[];
 begin
     perform from penstock.jobs where name = p_name for update;
     perform penstock.refuse_drop(p_name);
     jobs := penstock.lock_jobs_of(p_name, most + 1);
-    if exists (select from penstock.queued_jobs as job where job.id = any (jobs) and job.status = 'queued') and p_force is not true then
+    waiting := penstock.lock_waiting_of(p_name, most + 1);
+    if (cardinality(waiting) > 0 or exists (select from penstock.queued_jobs as job where job.id = any (jobs) and job.status = 'queued'))
+        and p_force is not true
+    then
         raise exception 'jobs of % wait', p_name
             using errcode = 'PS409',
                   hint = 'Let workers finish them, cancel or purge them, or force the drop (p_force => true, force=True, --force): it cancels them.';
     end if;
-    if cardinality(jobs) > most then
+    if cardinality(jobs) + cardinality(waiting) > most then
         raise exception 'more than % jobs of % wait or run', most, p_name
             using errcode = 'PS409',
                   hint = format('Purge them first: penstock jobs purge --type %s, or select penstock.start_operation(''purge'', %L);', p_name, jsonb_build_object('name', p_name));
@@ -100,6 +107,9 @@ begin
     perform penstock.archive_waiting(
         array(select job.id from penstock.queued_jobs as job where job.id = any (jobs) and job.status = 'queued'), 'cancelled', 'dropped',
         null, moment
+    );
+    perform penstock.end_waiting(
+        waiting, 'cancelled', array_fill('dropped'::text, array[cardinality(waiting)]), null, moment
     );
     -- Those that run, and those that another transaction has locked, such as a claim.
     if penstock.has_jobs(p_name) then
@@ -113,8 +123,8 @@ begin
     delete from penstock.place_waiters where name = p_name;
     delete from penstock.handlers where name = p_name and kind in ('job', 'pool');
     delete from penstock.jobs where name = p_name;
-    insert into penstock.dropped_types (name, xid, dropped_at) values (p_name, pg_current_xact_id(), moment)
-    on conflict (name) do update set xid = excluded.xid, dropped_at = excluded.dropped_at;
+    insert into penstock.dropped_types (name, xid, dropped_at, look_at) values (p_name, pg_current_xact_id(), moment, moment)
+    on conflict (name) do update set xid = excluded.xid, dropped_at = excluded.dropped_at, look_at = excluded.look_at;
     raise log 'penstock: job type % was dropped by %', p_name, session_user;
 end
 $$;
@@ -137,7 +147,7 @@ begin
 end
 $$;
 comment on function penstock.drop_job_type(text, boolean) is
-    'Drops a job type. PS409 while jobs of it wait, unless p_force (then up to 10,000 are archived as cancelled with the reason dropped), while they run, and for the queue of a subscriber, the type of a schedule, and pools. What is archived stays. A worker that declares the type creates it again when it starts. The log of the server says who did it.';
+    'Drops a job type. PS409 while jobs of it wait, unless p_force (then up to 10,000 are archived as cancelled with the reason dropped), while they run, and for the queue of a subscriber, the type of a schedule, and pools. What is archived stays. A worker that declares the type creates it again when it starts, and an enqueue does not. The log of the server says who did it.';
 
 create or replace function penstock.drop_pool(p_name text, p_force boolean default false)
 returns void
@@ -175,8 +185,11 @@ as $$
 declare
     dropped penstock.dropped_types;
     late uuid[];
+    waiting uuid[];
 begin
-    for dropped in select * from penstock.dropped_types for update skip locked loop
+    for dropped in
+        select * from penstock.dropped_types where look_at <= p_moment order by look_at limit p_limit for update skip locked
+    loop
         -- A transaction that creates the type again holds this lock: until it ends, the type is neither there nor gone.
         continue when not pg_try_advisory_xact_lock(hashtext('penstock.kind'), hashtext(dropped.name));
         if exists (select from penstock.jobs where jobs.name = dropped.name) then
@@ -184,16 +197,23 @@ begin
             continue;
         end if;
         late := penstock.lock_jobs_of(dropped.name, p_limit);
-        if cardinality(late) > 0 then
+        waiting := penstock.lock_waiting_of(dropped.name, p_limit);
+        if cardinality(late) + cardinality(waiting) > 0 then
             delete from penstock.leases where name = dropped.name;
             perform penstock.archive_waiting(late, 'cancelled', 'dropped', null, p_moment);
+            perform penstock.end_waiting(waiting, 'cancelled', array_fill('dropped'::text, array[cardinality(waiting)]), null, p_moment);
         elsif dropped.xid < pg_snapshot_xmin(pg_current_snapshot()) and dropped.dropped_at < p_moment - interval '1 hour'
             and not penstock.has_jobs(dropped.name)
         then
-            delete from penstock.dropped_types where name = dropped.name;
+            if dropped.dropped_at < p_moment - interval '1 year' then
+                delete from penstock.dropped_types where name = dropped.name;
+            else
+                -- The older the drop, the rarer the look: about thirteen in a year.
+                update penstock.dropped_types set look_at = p_moment + (p_moment - dropped.dropped_at) where name = dropped.name;
+            end if;
         end if;
     end loop;
 end
 $$;
 comment on function penstock.end_dropped_types(timestamptz, integer) is
-    'Part of recover: archives as cancelled what was enqueued while its type was dropped, and forgets the name after an hour, when no transaction of before is left. Call ensure_archive before.';
+    'Part of recover: archives as cancelled what was enqueued while its type was dropped, and forgets the name after a year. Call ensure_archive before.';

@@ -53,7 +53,7 @@ comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: w
 create or replace function penstock.insert_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
     p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
-    p_slots integer[], p_options jsonb[]
+    p_slots integer[], p_options jsonb[], p_workflow uuid
 )
 returns void
 language plpgsql
@@ -66,7 +66,7 @@ begin
         select (
             penstock.new_job(
                 job.id, p_name, job.data, p_moment, p_max_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
-                job.unique_key, job.slot, p_replay_of
+                job.unique_key, job.slot, p_replay_of, null, null, p_workflow
             )
         ).*
         from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
@@ -82,7 +82,7 @@ begin
         select (
             penstock.new_job(
                 job.id, p_name, job.data, p_moment, p_max_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
-                job.unique_key, job.slot, p_replay_of, null, job.options
+                job.unique_key, job.slot, p_replay_of, null, job.options, p_workflow
             )
         ).*
         from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots, p_options)
@@ -95,7 +95,7 @@ begin
     end if;
 end
 $$;
-comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[]) is
+comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[], uuid) is
     'Part of enqueue_many: writes the rows. Raises unique_violation when one exists, and PS400 when one cannot be enqueued.';
 
 -- Long for its checks, and since one block decides between the statement that expects no conflict and enqueue_one_by_one.
@@ -128,6 +128,8 @@ declare
     options jsonb[];
     unique_for interval[];
     key_max_waiting integer;
+    groups text[];
+    workflow uuid;
     traceparent constant text := penstock.current_traceparent();
 begin
     if size > 100000 then
@@ -187,6 +189,25 @@ begin
     if size = 0 then
         return;
     end if;
+    if options is not null and exists (select from unnest(options) as given where given ? 'group') then
+        groups := array(select distinct given.options ->> 'group' from unnest(options) as given (options));
+        if cardinality(groups) > 1 then
+            return query select * from penstock.enqueue_by_group(
+                p_name, p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, p_options
+            );
+            return;
+        end if;
+        workflow := groups[1]::uuid;
+        perform penstock.hold_group(workflow);
+        options := array(
+            select nullif(given.options - 'group', '{}')
+            from unnest(options) with ordinality as given (options, place)
+            order by given.place
+        );
+        if num_nonnulls(variadic options) = 0 then
+            options := null;
+        end if;
+    end if;
     if traceparent is not null then
         options := penstock.traced_options(options, traceparent, size);
     end if;
@@ -216,6 +237,24 @@ begin
 
     -- The xid before the first number: see the head of the tables.
     perform pg_current_xact_id();
+    if options is not null and exists (select from unnest(options) as given where given ? 'after') then
+        perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
+        return query
+        with enqueued as materialized (
+            select * from penstock.enqueue_dependents(
+                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.max_attempts,
+                slots, options, unique_for, workflow
+            )
+        ),
+        noted as (
+            insert into penstock.workflow_ticks (workflow, added)
+            select workflow, count(*) from enqueued
+            where enqueued.outcome in ('queued', 'waiting')
+            having count(*) > 0 and workflow is not null
+        )
+        select * from enqueued;
+        return;
+    end if;
     begin
         if p_unique_keys is not null then
             -- Unique keys are given because they may conflict: take the way that expects conflicts.
@@ -223,7 +262,7 @@ begin
         end if;
         perform penstock.insert_jobs(
             p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.max_attempts,
-            slots, options
+            slots, options, workflow
         );
         if p_ids is not null then
             archived := penstock.finished_before(p_ids);
@@ -231,16 +270,34 @@ begin
                 raise unique_violation;
             end if;
         end if;
+        if workflow is not null then
+            insert into penstock.workflow_ticks (workflow, added) values (workflow, size);
+        end if;
         if p_ids is null then
             return query select given.place::integer, given.id, 'queued' from unnest(ids) with ordinality as given (id, place);
         end if;
     exception
         when unique_violation or sqlstate 'PS400' then
             perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
-            return query select * from penstock.enqueue_one_by_one(
-                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.max_attempts,
-                slots, options, unique_for
-            );
+            if workflow is null then
+                return query select * from penstock.enqueue_one_by_one(
+                    p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment,
+                    job_type.max_attempts, slots, options, unique_for, null
+                );
+            else
+                return query
+                with enqueued as materialized (
+                    select * from penstock.enqueue_one_by_one(
+                        p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment,
+                        job_type.max_attempts, slots, options, unique_for, workflow
+                    )
+                ),
+                noted as (
+                    insert into penstock.workflow_ticks (workflow, added)
+                    select workflow, count(*) from enqueued where enqueued.outcome = 'queued' having count(*) > 0
+                )
+                select * from enqueued;
+            end if;
     end;
 
     -- An idle worker looks for due jobs at least every five seconds by itself.
@@ -250,105 +307,7 @@ begin
 end
 $$;
 comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, jsonb[]) is
-    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended; and traceparent, its trace context (W3C), in place of that of the transaction (set local penstock.traceparent). Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the job that holds the unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
-
--- Long, since the checks that determine the outcome of a job (its id, its period, its unique key) have an order, and repeat together.
-create or replace function penstock.enqueue_one_by_one(
-    p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
-    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
-    p_slots integer[], p_options jsonb[], p_unique_for interval[]
-)
-returns table (ordinal integer, id uuid, outcome text)
-language plpgsql
-as $$
-#variable_conflict use_column
-declare
-    tries integer;
-    unique_key text;
-    scope text;
-    period interval;
-    holder uuid;
-begin
-    for place in 1 .. cardinality(p_ids) loop
-        ordinal := place;
-        outcome := null;
-        tries := 0;
-        unique_key := p_unique_keys[ordinal];
-        scope := case when p_slots[ordinal] is not null then p_keys[ordinal] else '' end;
-        period := p_unique_for[ordinal];
-        while outcome is null loop
-            id := p_ids[ordinal];
-            tries := tries + 1;
-            holder := case when period is not null then penstock.holder_of_unique(p_name, unique_key, scope, p_moment) end;
-            insert into penstock.queued_jobs
-            select (
-                penstock.new_job(
-                    p_ids[ordinal], p_name, p_data[ordinal], p_moment, p_max_attempts, p_run_after[ordinal], p_expires_at[ordinal],
-                    p_keys[ordinal], coalesce(p_priorities[ordinal], 0::smallint), p_unique_keys[ordinal], p_slots[ordinal], p_replay_of,
-                    null, p_options[ordinal]
-                )
-            ).*
-            where holder is null or holder = p_ids[ordinal]
-            on conflict do nothing;
-            if found then
-                if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
-                    delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
-                    outcome := 'archived';
-                    exit;
-                end if;
-                outcome := 'queued';
-                if period is not null then
-                    holder := penstock.hold_unique(p_name, unique_key, scope, p_ids[ordinal], p_moment + period, p_moment);
-                    if holder <> p_ids[ordinal] then
-                        delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
-                        id := holder;
-                        outcome := 'coalesced';
-                    end if;
-                end if;
-                exit;
-            end if;
-            perform from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
-            if found then
-                outcome := 'duplicate';
-                exit;
-            end if;
-            if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
-                outcome := 'archived';
-                exit;
-            end if;
-            if holder <> p_ids[ordinal] then
-                -- As below, where the job is queued still.
-                perform from penstock.queued_jobs as queued where queued.id = holder and queued.coalesces for share;
-                id := holder;
-                outcome := 'coalesced';
-                exit;
-            end if;
-            -- The share lock holds off the claim until the caller commits, so that the job that runs sees what the
-            -- caller wrote. A job that is being claimed at this moment no longer coalesces: then insert again.
-            select queued.id into id
-            from penstock.queued_jobs as queued
-            where queued.name = p_name and queued.unique_key = p_unique_keys[ordinal] and queued.coalesces
-                and (queued.slot is null or queued.key = p_keys[ordinal])
-            for share;
-            if found then
-                outcome := 'coalesced';
-                if period is not null then
-                    -- It was enqueued without a period, or with one that is over.
-                    perform penstock.hold_unique(p_name, unique_key, scope, id, p_moment + period, p_moment);
-                end if;
-                exit;
-            end if;
-            if tries >= 100 then
-                raise exception 'job % of type % conflicts with others again and again', p_ids[ordinal], p_name
-                    using errcode = '40001', hint = 'Retry the transaction.';
-            end if;
-        end loop;
-        return next;
-    end loop;
-end
-$$;
-comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[], interval[]) is
-    'Part of enqueue_many: the slow way for a batch in which some ids or unique keys exist already; determines the outcome of each job.';
+    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended; traceparent, its trace context (W3C), in place of that of the transaction (set local penstock.traceparent); and after, an array of up to 100 ids of jobs: the job waits until they have succeeded, or with when "finished" until they have ended in any way, and is cancelled when one does not; and group, the id of a job group of which the job is a child. Outcomes: queued, waiting (for others), duplicate (the id is queued or waiting already), coalesced (id is that of the job that holds the unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
 
 create or replace function penstock.enqueue(
     p_name text,
@@ -361,7 +320,10 @@ create or replace function penstock.enqueue(
     p_unique_key text default null,
     p_max_attempts integer default null,
     p_time_limit interval default null,
-    p_unique_for interval default null
+    p_unique_for interval default null,
+    p_after uuid[] default null,
+    p_when text default null,
+    p_group uuid default null
 )
 returns uuid
 language plpgsql
@@ -376,6 +338,9 @@ begin
         raise exception 'priority % is out of range', p_priority
             using errcode = 'PS400', hint = 'A priority is a number from -100 (first) to 100 (last).';
     end if;
+    if cardinality(p_after) > 100 then
+        perform penstock.check_size(cardinality(p_after), 100, 'jobs to wait for');
+    end if;
     select * into enqueued from penstock.enqueue_many(
         p_name,
         array[p_data],
@@ -386,13 +351,14 @@ begin
         case when p_expires_at is not null then array[p_expires_at] end,
         case when p_unique_key is not null then array[p_unique_key] end,
         p_options => case
-            when num_nonnulls(p_max_attempts, p_time_limit, p_unique_for) > 0 then array[jsonb_strip_nulls(jsonb_build_object(
-                'max_attempts', p_max_attempts, 'time_limit', extract(epoch from p_time_limit), 'unique_for', extract(epoch from p_unique_for)
+            when num_nonnulls(p_max_attempts, p_time_limit, p_unique_for, p_after, p_when, p_group) > 0 then array[jsonb_strip_nulls(jsonb_build_object(
+                'max_attempts', p_max_attempts, 'time_limit', extract(epoch from p_time_limit), 'unique_for', extract(epoch from p_unique_for),
+                'after', p_after, 'when', p_when, 'group', p_group
             ))]
         end
     );
     return coalesce(enqueued.id, job_id);
 end
 $$;
-comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text, integer, interval, interval) is
-    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job. p_max_attempts, p_time_limit: in place of those of its type. p_unique_for: how long from now p_unique_key is held, also when the job has ended.';
+comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text, integer, interval, interval, uuid[], text, uuid) is
+    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job. p_max_attempts, p_time_limit: in place of those of its type. p_unique_for: how long from now p_unique_key is held, also when the job has ended. p_after: it waits until these jobs have succeeded, or with p_when ''finished'' have ended. p_group: the job group of which it is a child.';

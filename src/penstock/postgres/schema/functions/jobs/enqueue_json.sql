@@ -66,4 +66,4 @@ begin
 end
 $$;
 comment on function penstock.enqueue_json(text, jsonb) is
-    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit, unique_for, traceparent}, each optional; times are text, or numbers of seconds from now; a span is an interval, or a number of seconds.';
+    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit, unique_for, traceparent, after, when, group}, each optional; times are text, or numbers of seconds from now; a span is an interval, or a number of seconds.';

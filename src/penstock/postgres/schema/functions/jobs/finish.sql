@@ -16,6 +16,7 @@ set search_path = penstock, pg_temp
 as $$
 declare
     moment constant timestamptz := penstock.clock();
+    awaited boolean;
 begin
     if p_id is null or p_attempt is null or p_lease is null then
         raise exception 'a job is to be finished without its id, attempt or lease'
@@ -34,11 +35,15 @@ begin
             array_fill(p_id, array[cardinality(p_lines)]), array_fill(p_lease, array[cardinality(p_lines)]), p_lines, p_ages
         );
     end if;
-    insert into penstock.finished_jobs (id, lease)
-    select p_id, p_lease
+    select archived.awaited into awaited
     from penstock.archive_succeeded(array[p_id], array[p_attempt], array[p_lease], null, array[p_result], moment) as archived
     where cardinality(archived.ids) = 1;
-    if not found then
+    if found then
+        insert into penstock.finished_jobs (id, lease) values (p_id, p_lease);
+        if awaited then
+            perform penstock.tell_all('workflows', '');
+        end if;
+    else
         raise exception 'job % no longer belongs to this worker', p_id
             using errcode = 'PS409', hint = 'Roll the transaction back: another worker runs the job, or will, or it is finished already.';
     end if;

@@ -128,9 +128,9 @@ language sql
 immutable
 parallel safe
 as $$
-    select array['max_attempts', 'time_limit', 'unique_for', 'traceparent']
+    select array['max_attempts', 'time_limit', 'unique_for', 'traceparent', 'after', 'when', 'group']
 $$;
-comment on function penstock.own_options() is 'The names of what a job can have of its own: options in place of those of its type, and its trace context.';
+comment on function penstock.own_options() is 'The names of what a job can have of its own: options in place of those of its type, its trace context, the jobs after which it runs, and its job group.';
 
 create or replace function penstock.options_of_jobs(p_type penstock.jobs, p_options jsonb[])
 returns jsonb[]
@@ -150,6 +150,12 @@ begin
         problem := null;
         if jsonb_typeof(given) <> 'null' then
             perform penstock.check_options(given, penstock.own_options(), '{"max_attempts": 1, "time_limit": "10 seconds"}');
+            if given ?| array['after', 'when'] then
+                given := penstock.checked_after(p_type.name, given);
+            end if;
+            if given ? 'group' then
+                perform penstock.check_group_id(p_type.name, given ->> 'group');
+            end if;
             begin
                 attempts := (given ->> 'max_attempts')::numeric;
                 select jsonb_object_agg(

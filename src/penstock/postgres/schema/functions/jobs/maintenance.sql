@@ -64,6 +64,19 @@ declare
 begin
     perform penstock.check_limit(p_limit, 100000);
     perform penstock.ensure_archive(moment);
+    if exists (select from penstock.waiting_jobs where expires_at <= moment) then
+        perform penstock.end_waiting(
+            array(
+                select due.id
+                from penstock.waiting_jobs as due
+                where due.expires_at <= moment
+                order by due.expires_at
+                limit p_limit
+                for update skip locked
+            ),
+            'expired', null, null, moment
+        );
+    end if;
     return penstock.archive_waiting(
         array(
             select due.id
@@ -77,7 +90,7 @@ begin
     );
 end
 $$;
-comment on function penstock.expire(integer) is 'Archives up to p_limit queued jobs whose expires_at has passed. Returns how many.';
+comment on function penstock.expire(integer) is 'Archives up to p_limit queued jobs whose expires_at has passed, and as many that wait for others. Returns how many queued ones.';
 
 create or replace function penstock.jobs_of_lease(lease penstock.leases)
 returns setof penstock.queued_jobs

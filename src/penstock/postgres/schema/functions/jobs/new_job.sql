@@ -19,7 +19,8 @@ create or replace function penstock.new_job(
     p_slot integer default null,
     p_replay_of uuid default null,
     p_message bigint default null,
-    p_options jsonb default null
+    p_options jsonb default null,
+    p_workflow uuid default null
 )
 returns penstock.queued_jobs
 language sql
@@ -53,8 +54,11 @@ as $$
         null::jsonb, -- progress
         p_options,
         null::jsonb, -- log
-        p_replay_of
+        p_replay_of,
+        null::boolean, -- awaited
+        p_workflow,
+        null::text -- waits_for
     )::penstock.queued_jobs
 $$;
-comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint, jsonb) is
-    'The row of a job that is enqueued at this moment. p_max_attempts: of its type. p_run_after: when it may start at the earliest; null: at once. p_options: its own options, as options_of_jobs returns them.';
+comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint, jsonb, uuid) is
+    'The row of a job that is enqueued at this moment. p_max_attempts: of its type. p_run_after: when it may start at the earliest; null: at once. p_options: its own options, as options_of_jobs returns them. p_workflow: the job group of which it is a child.';

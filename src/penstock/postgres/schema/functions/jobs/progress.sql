@@ -34,7 +34,7 @@ begin
 end
 $$;
 comment on function penstock.lock_held_jobs(uuid[], bigint[], boolean) is
-    'Part of report_progress and append_log: locks those of the jobs that are held under these leases, and returns them; p_wait: also those that other transactions have locked.';
+    'Part of report_progress, append_log, write_steps and begin_waits: locks those of the jobs that are held under these leases, and returns them; p_wait: also those that other transactions have locked.';
 
 create or replace function penstock.report_progress(p_ids uuid[], p_leases bigint[], p_progress jsonb[])
 returns void

@@ -183,6 +183,7 @@ $$;
 comment on function penstock.lake_without(text) is
     'Part of prune: a lake that guards and does not have all jobs of a partition of the archive, which the caller has locked. Null: there is none.';
 
+-- Long for the reasons for which a partition is kept, each of which is looked at under its lock.
 create or replace function penstock.prune(p_keep interval default null)
 returns table (partition text, jobs bigint)
 language plpgsql
@@ -196,6 +197,7 @@ declare
     old record;
     newest xid8;
     total bigint;
+    awaited boolean;
     behind text;
     partitions text[] := '{}';
     counts bigint[] := '{}';
@@ -216,6 +218,28 @@ begin
         order by leaf.keep, leaf.day
     loop
         execute format('lock table penstock.%I in share mode', old.relation);
+        -- A job that waits for one of them is released first, and a job group, or a run of a workflow, with one of them ends.
+        execute format(
+            'select exists (select from penstock.job_dependencies as dependency join penstock.%1$I as job on job.id = dependency.after)
+                or exists (
+                    select from penstock.job_groups as job_group join penstock.%1$I as job on job.workflow = job_group.id
+                    where job_group.finished_at is null
+                )
+                or exists (
+                    select from penstock.job_groups as run
+                    join penstock.graph_steps as step on step.run = run.id
+                    join penstock.%1$I as job on job.id = step.job
+                    where run.finished_at is null
+                )
+                or exists (
+                    select from penstock.job_groups as run
+                    join penstock.graph_steps as step on step.run = run.id and step.jobs is not null
+                    join penstock.%1$I as job on job.workflow = step.job
+                    where run.finished_at is null
+                )',
+            old.relation
+        ) into awaited;
+        continue when awaited;
         behind := penstock.lake_without(old.relation);
         if behind is not null then
             raise warning 'the lake % does not have all jobs of %, which are therefore kept', behind, old.relation
@@ -232,10 +256,17 @@ begin
         execute format(
             'delete from penstock.quarantined_payloads as payload using penstock.%I as job where job.id = payload.id', old.relation
         );
+        execute format('delete from penstock.job_steps as step using penstock.%I as job where job.id = step.job', old.relation);
+        execute format('delete from penstock.job_signals as signal using penstock.%I as job where job.id = signal.job', old.relation);
         partitions := partitions || old.relation;
         counts := counts || total;
         classes := classes || old.keep;
     end loop;
+    if p_keep is not null then
+        perform penstock.forget_groups(moment - p_keep);
+        perform penstock.forget_operations(moment - p_keep);
+        perform penstock.cancel_unsealed(moment - greatest(p_keep, interval '7 days'));
+    end if;
     -- Then the drops. A query over the archive locks the tables of the classes in the order of their values, and each before its partitions,
     -- so that no two transactions wait for each other.
     for class in select distinct unnest(classes) order by 1 loop
@@ -250,4 +281,4 @@ begin
 end
 $$;
 comment on function penstock.prune(interval) is
-    'Drops the partitions of the archive whose jobs have all been kept for long enough: as long as their type says, and p_keep (null: for ever) where it says nothing; but none whose jobs are not all in every lake that guards. An id can be used again once its partition is gone. Returns what was dropped.';
+    'Drops the partitions of the archive whose jobs have all been kept for long enough: as long as their type says, and p_keep (null: for ever) where it says nothing; but none whose jobs are not all in every lake that guards, none of whose jobs another one waits for, and none with children of a job group that has not ended. A job group that was never sealed is cancelled when its last child ended p_keep ago, or a week ago if that is longer. Operations that ended p_keep ago are deleted, without erasures. An id can be used again once its partition is gone. Returns what was dropped.';

@@ -47,6 +47,8 @@ begin
             and waiting.status = 'queued'
             and waiting.unique_key is not null
             and not waiting.coalesces
+            -- A suspended job has begun with its payload.
+            and waiting.waits_for is null
             and not exists (
                 select from penstock.queued_jobs as other
                 where other.name = waiting.name and other.unique_key = waiting.unique_key and other.coalesces
@@ -77,10 +79,9 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
     size constant integer := coalesce(cardinality(p_ids), 0);
+    day constant text := (moment at time zone 'UTC')::date;
     unknown text;
-    settled_ids uuid[];
-    leases bigint[];
-    jobs integer[];
+    archived record;
 begin
     if size > 100000 or size <> any (array[
         coalesce(cardinality(p_attempts), 0), coalesce(cardinality(p_leases), size), coalesce(cardinality(p_outcomes), size),
@@ -97,16 +98,23 @@ begin
     if p_outcomes is not null then
         select coalesce(given, 'null') into unknown
         from unnest(p_outcomes) as given
-        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'quarantined', 'cancelled', 'released', 'snoozed')
+        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'quarantined', 'cancelled', 'released', 'snoozed', 'suspended')
         limit 1;
         if unknown is not null then
             raise exception 'unknown outcome: %', left(unknown, 100)
-                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled, released or snoozed.';
+                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled, released, snoozed or suspended.';
         end if;
         if exists (select from unnest(p_outcomes, p_retry_after) as given (outcome, after) where given.outcome = 'snoozed' and given.after is null) then
             raise exception 'a job is to be snoozed without a time'
                 using errcode = 'PS400', hint = 'Give the time after which it is to run again in p_retry_after.';
         end if;
+    end if;
+    if p_outcomes is not null and 'suspended' = any (p_outcomes) and exists (
+        select from unnest(p_outcomes, p_details) as given (outcome, detail)
+        where given.outcome = 'suspended' and coalesce(jsonb_typeof(given.detail -> 'step'), '') <> 'string'
+    ) then
+        raise exception 'a job is to be suspended without the step for which it waits'
+            using errcode = 'PS400', hint = 'Give its name as the detail, {"step": "approved"}, after begin_waits has said that it is open.';
     end if;
     if interval '366 days' < any (p_retry_after) then
         raise exception 'a job cannot be retried or snoozed for %', (select max(given) from unnest(p_retry_after) as given)
@@ -115,17 +123,23 @@ begin
     if p_details is not null then
         perform penstock.check_each_json(p_details, 'a result or an error');
         if penstock.any_encrypted(p_ids) then
-            p_details := penstock.sealed_details(p_ids, p_details);
+            p_details := penstock.sealed_details(p_ids, p_details, p_outcomes);
         end if;
     end if;
-    perform penstock.ensure_archive(moment);
-
-    select archived.ids, archived.leases, archived.jobs into settled_ids, leases, jobs
-    from penstock.archive_succeeded(p_ids, p_attempts, p_leases, p_outcomes, p_details, moment) as archived;
-    if leases is not null then
-        perform penstock.close_leases(leases, jobs);
+    -- Once a day and session is enough: a retention class that comes into use later brings its partitions of today and tomorrow itself.
+    if current_setting('penstock.archive_day', true) is distinct from day then
+        perform penstock.ensure_archive(moment);
+        perform set_config('penstock.archive_day', day, false);
     end if;
-    if cardinality(settled_ids) = size then
+
+    archived := penstock.archive_succeeded(p_ids, p_attempts, p_leases, p_outcomes, p_details, moment);
+    if archived.leases is not null then
+        perform penstock.close_leases(archived.leases, archived.jobs);
+    end if;
+    if archived.awaited then
+        return query select null::uuid, 'workflows';
+    end if;
+    if cardinality(archived.ids) = size then
         return;
     end if;
 
@@ -138,16 +152,16 @@ begin
         union all
         select given.id, 'stale'
         from unnest(p_ids) as given (id)
-        where given.id <> all (settled_ids)
+        where given.id <> all (archived.ids)
             and not exists (select from ended where ended.id = given.id);
     else
         return query
-        select given.id, 'stale' from unnest(p_ids) as given (id) where given.id <> all (settled_ids);
+        select given.id, 'stale' from unnest(p_ids) as given (id) where given.id <> all (archived.ids);
     end if;
 end
 $$;
 comment on function penstock.settle(uuid[], smallint[], bigint[], text[], jsonb[], interval[]) is
-    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), quarantined (no retry either; archived as failed with the reason quarantined, for what cannot be read or ends its worker), cancelled, released (handed back without having used an attempt), snoozed (put off by p_retry_after without having used an attempt; a job of an at_most_once type fails instead). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, snoozed, or stale when the job was no longer the caller''s and nothing changed.';
+    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), quarantined (no retry either; archived as failed with the reason quarantined, for what cannot be read or ends its worker), cancelled, released (handed back without having used an attempt), snoozed (put off by p_retry_after without having used an attempt; a job of an at_most_once type fails instead), suspended (detail: {"step": name}; it goes on, with the same attempt, when what begin_waits began under this name is over). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, snoozed, suspended, or stale when the job was no longer the caller''s and nothing changed. A row without an id, workflows, says that others wait for some of the jobs: call resolve_workflows after the commit, or leave that to the workers.';
 
 -- Long, since what becomes of an attempt is decided in one place, row by row under their locks: outcome, reason, delay and errors follow
 -- from the same facts, and the two statements below carry out what was decided.
@@ -164,6 +178,7 @@ declare
     outcomes text[];
     reasons text[];
     retries interval[];
+    steps text[];
     new_errors jsonb[];
     leases bigint[];
     jobs integer[];
@@ -203,7 +218,8 @@ begin
                 when locked.outcome = 'released' and locked.detail is null then 'released'
                 when locked.outcome = 'released' and type.delivery_strategy = 'at_least_once' then 'released'
                 when locked.outcome = 'snoozed' and type.delivery_strategy = 'at_least_once' then 'snoozed'
-                when locked.outcome in ('failed-for-good', 'quarantined', 'released', 'snoozed') then 'failed'
+                when locked.outcome = 'suspended' and type.delivery_strategy = 'at_least_once' then 'suspended'
+                when locked.outcome in ('failed-for-good', 'quarantined', 'released', 'snoozed', 'suspended') then 'failed'
                 when type.delivery_strategy = 'at_most_once' or locked.attempt >= locked.max_attempts then 'failed'
                 else 'retried'
             end as outcome,
@@ -225,9 +241,9 @@ begin
             case
                 when locked.outcome in ('lost', 'moved') and holder.kind is not null and not locked.begun
                     and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then null
-                when locked.outcome = 'snoozed' and (type.delivery_strategy = 'at_least_once' or locked.cancel_requested_at is not null)
+                when locked.outcome in ('snoozed', 'suspended') and (type.delivery_strategy = 'at_least_once' or locked.cancel_requested_at is not null)
                     then null
-                when locked.outcome in ('failed', 'failed-for-good', 'quarantined', 'snoozed') or locked.detail is not null then
+                when locked.outcome in ('failed', 'failed-for-good', 'quarantined', 'snoozed', 'suspended') or locked.detail is not null then
                     case
                         when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
                             and type.delivery_strategy = 'at_least_once'
@@ -235,9 +251,10 @@ begin
                                 'type', 'Quarantined',
                                 'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
                             )
-                        when locked.outcome = 'snoozed' then jsonb_build_object(
-                            'type', 'Snooze',
-                            'message', 'a job of an at_most_once type cannot be snoozed, since it may start only once'
+                        when locked.outcome in ('snoozed', 'suspended') then jsonb_build_object(
+                            'type', case locked.outcome when 'snoozed' then 'Snooze' else 'Suspended' end,
+                            'message',
+                            format('a job of an at_most_once type cannot be %s, since it may start only once', locked.outcome)
                         )
                         else coalesce(locked.detail, '{}')
                     end || jsonb_build_object(
@@ -247,7 +264,8 @@ begin
                         'failed_at', p_moment
                     )
             end as error,
-            coalesce(pool.on_retry = 'block', false) as blocks
+            coalesce(pool.on_retry = 'block', false) as blocks,
+            locked.detail ->> 'step' as step
         from locked
         join penstock.jobs as type on type.name = locked.name
         left join penstock.pools as pool on pool.name = locked.name
@@ -265,11 +283,12 @@ begin
         (select array_agg(decided.outcome) from decided),
         (select array_agg(decided.reason) from decided),
         (select array_agg(decided.retry_after) from decided),
+        (select array_agg(decided.step) from decided),
         (select array_agg(decided.error) from decided),
         (select array_agg(decided.blocks) from decided),
         (select array_agg(closing.lease) from closing),
         (select array_agg(closing.jobs) from closing)
-    into ended_ids, outcomes, reasons, retries, new_errors, blocking, leases, jobs;
+    into ended_ids, outcomes, reasons, retries, steps, new_errors, blocking, leases, jobs;
     if ended_ids is null then
         return;
     end if;
@@ -282,7 +301,8 @@ begin
     having count(*) > 0;
 
     -- A released job, or one to be retried at once, keeps its place in the queue. In a pool that blocks, so does one to
-    -- be retried later, or snoozed, which blocks its key until then.
+    -- be retried later, snoozed or suspended, which blocks its key until then. Whether what a suspended job waits for is there already is
+    -- looked at here, behind its lock: what comes later finds it suspended.
     with returned as (
         update penstock.queued_jobs as job
         set status = 'queued',
@@ -293,18 +313,23 @@ begin
             begun = false,
             seq = case
                 when next.crashes = 2 and not given.blocks then null
-                when given.outcome in ('released', 'moved') or given.retry_after <= interval '0' or given.blocks then job.seq
+                when given.outcome in ('released', 'moved') or next.resumed_at <= p_moment or given.blocks then job.seq
+                when given.outcome <> 'suspended' and given.retry_after <= interval '0' then job.seq
             end,
             run_after = case
                 when next.crashes = 2 then penstock.isolation_time()
                 when given.outcome = 'released' then job.run_after
+                when given.outcome = 'suspended' then next.resumed_at
                 else p_moment + greatest(given.retry_after, interval '0')
             end,
             errors = penstock.with_error(job.errors, given.error),
             snoozes = case when given.outcome = 'snoozed' then least(coalesce(job.snoozes, 0) + 1, 32767) else job.snoozes end,
             snoozed_at = case when given.outcome = 'snoozed' then p_moment end,
+            -- A released job goes on where it was.
+            waits_for = case given.outcome when 'suspended' then given.step when 'released' then job.waits_for end,
             updated_at = p_moment
-        from unnest(ended_ids, outcomes, retries, new_errors, blocking) as given (id, outcome, retry_after, error, blocks)
+        from unnest(ended_ids, outcomes, retries, steps, new_errors, blocking)
+            as given (id, outcome, retry_after, step, error, blocks)
         cross join lateral (
             select
                 case
@@ -315,11 +340,15 @@ begin
                     else each.crashes
                 end as crashes,
                 -- A job that was lost with its worker uses up none of its attempts, and its next attempt has a new number.
-                case when given.outcome in ('lost', 'moved') and each.max_attempts < 32767 then 1 else 0 end as lost
+                case when given.outcome in ('lost', 'moved') and each.max_attempts < 32767 then 1 else 0 end as lost,
+                case
+                    when given.outcome = 'suspended'
+                        then greatest(coalesce(penstock.resume_time(given.id, given.step, p_moment), p_moment), p_moment)
+                end as resumed_at
             from penstock.queued_jobs as each
             where each.id = given.id
         ) as next
-        where job.id = given.id and given.outcome in ('released', 'retried', 'snoozed', 'lost', 'moved')
+        where job.id = given.id and given.outcome in ('released', 'retried', 'snoozed', 'suspended', 'lost', 'moved')
         returning job.name, job.seq
     )
     select array_agg(distinct returned.name) into names_back from returned where returned.seq is not null;

@@ -207,7 +207,7 @@ end
 $$;
 comment on function penstock.change_job_type(text, jsonb) is 'Changes the given options of a job type; takes effect with the next claim. PS404 when there is none.';
 
-create or replace function penstock.declare_job_type(p_name text, p_options jsonb default '{}')
+create or replace function penstock.declare_job_type(p_name text, p_options jsonb default '{}', p_again boolean default true)
 returns penstock.jobs
 language plpgsql
 security definer
@@ -227,6 +227,10 @@ begin
         return job_type;
     end if;
     if not found then
+        if p_again is not true and exists (select from penstock.dropped_types where name = p_name) then
+            -- It raises the error for a type that is not there.
+            perform penstock.require_type(p_name);
+        end if;
         begin
             job_type := penstock.create_job_type(p_name, p_options);
         exception
@@ -246,8 +250,8 @@ begin
     return job_type;
 end
 $$;
-comment on function penstock.declare_job_type(text, jsonb) is
-    'What an application does at start: creates the type, or changes it when the declaration differs from the last one. Changes made by hand in between stay. It turns encryption on, and never off: for that there is change_job_type.';
+comment on function penstock.declare_job_type(text, jsonb, boolean) is
+    'What an application does at start: creates the type, or changes it when the declaration differs from the last one. Changes made by hand in between stay. It turns encryption on, and never off: for that there is change_job_type. p_again false: a type that was dropped is not created again (PS404).';
 
 create or replace function penstock.pause(p_name text)
 returns void

@@ -4,7 +4,7 @@
 -- enqueues do not wait for each other: those that run at the same time do not see each other's jobs, and together can go beyond the bound by
 -- what they add. One after the other they never do. Retries, replays in progress and due jobs are not enqueues, and are never refused.
 
-create or replace function penstock.waiting_jobs(p_name text, p_most bigint, p_slot integer default null, p_key text default null)
+create or replace function penstock.count_waiting(p_name text, p_most bigint, p_slot integer default null, p_key text default null)
 returns bigint
 language plpgsql
 stable
@@ -34,12 +34,14 @@ begin
             where job.name = p_name and job.slot = p_slot and job.key collate "C" = p_key and job.seq is not null and job.status = 'queued'
             union all
             select from penstock.queued_jobs as job where job.name = p_name and job.key collate "C" = p_key and job.seq is null
+            union all
+            select from penstock.waiting_jobs as job where job.name = p_name and (p_key is null or job.key = p_key)
             limit p_most
         ) as waiting
     );
 end
 $$;
-comment on function penstock.waiting_jobs(text, bigint, integer, text) is
+comment on function penstock.count_waiting(text, bigint, integer, text) is
     'Part of enqueue_many: how many jobs of a type, or of one key of a pool, wait, counted up to p_most.';
 
 create or replace function penstock.adds_job(p_name text, p_id uuid, p_key text, p_slot integer, p_unique_key text)
@@ -49,6 +51,7 @@ stable
 as $$
 begin
     return not exists (select from penstock.queued_jobs as job where job.id = p_id)
+        and not exists (select from penstock.waiting_jobs as job where job.id = p_id)
         and cardinality(penstock.finished_before(array[p_id])) = 0
         and (
             p_unique_key is null
@@ -93,7 +96,7 @@ begin
         where p_key_max_waiting is not null
         group by given.key, given.slot
     loop
-        waiting := penstock.waiting_jobs(p_name, bound.most, bound.slot, bound.key);
+        waiting := penstock.count_waiting(p_name, bound.most, bound.slot, bound.key);
         continue when waiting + bound.jobs <= bound.most;
         added := (
             select count(*)

@@ -27,6 +27,7 @@ declare
     pool penstock.pools;
     place penstock.slots;
     head record;
+    waited record;
     seconds double precision;
     first_seq bigint;
     key_id text;
@@ -66,6 +67,27 @@ begin
         reason := 'expired';
         until := penstock.shown_time(job.expires_at);
         message := 'It expired before it started; the next claim archives it as expired.';
+        return next;
+        return;
+    end if;
+    if penstock.is_suspended(job) then
+        select step.kind, step.at, penstock.shown_time(step.due) as due, job_group.id, job_group.added, job_group.name,
+            job_group.succeeded + job_group.failed + job_group.cancelled + job_group.expired as ended
+        into waited
+        from penstock.job_steps as step
+        left join penstock.job_groups as job_group on job_group.id = step.job_group
+        where step.job = job.id and step.name = job.waits_for;
+        reason := case waited.kind when 'wait' then 'signal' when 'gather' then 'children' else 'sleep' end;
+        since := waited.at;
+        until := waited.due;
+        by_job := waited.id;
+        used := waited.ended;
+        most := waited.added;
+        message := case waited.kind
+            when 'wait' then format('Its handler waits for the signal %s: penstock jobs signal %s %s.', job.waits_for, job.id, job.waits_for)
+            when 'gather' then format('Its handler waits for %s children, the job group %s, of which %s have ended.', waited.added, waited.name, waited.ended)
+            else format('Its handler sleeps in the step %s.', job.waits_for)
+        end;
         return next;
         return;
     end if;
@@ -341,6 +363,14 @@ as $$
 declare
     job penstock.queued_jobs;
 begin
+    return query
+    select
+        waiting.reason, waiting.message, waiting.since, null::timestamptz, waiting.by_job, null::text, null::bigint, null::bigint,
+        waiting.ahead, waiting.expires_at
+    from penstock.why_waiting(p_id) as waiting;
+    if found then
+        return;
+    end if;
     select * into job from penstock.queued_jobs where id = p_id;
     if found then
         return query
@@ -360,4 +390,4 @@ begin
 end
 $$;
 comment on function penstock.why(uuid) is
-    'Why a job waits, the first thing that has to change: deferred, retry or snoozed (until), expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
+    'Why a job waits, the first thing that has to change: dependencies (it waits for ahead jobs, the first is by_job), deferred, retry or snoozed (until), sleep (until), signal (since, until) or children (used of most have ended; by_job is their group), when its handler waits in a step, expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';

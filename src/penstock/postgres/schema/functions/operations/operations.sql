@@ -1,97 +1,8 @@
--- Operations on all jobs that match a filter: preview, start, advance, cancel. tables/0012_operations.sql says how they go.
+-- Operations on all jobs that match a filter: preview, start and advance; functions/operations/ending.sql ends them on request.
+-- tables/0012_operations.sql says how they go.
 --
--- Every batch looks at a bounded number of jobs by the primary key, so that its time does not depend on how many of them match.
-
-create or replace function penstock.check_operation(p_kind text, p_filter jsonb)
-returns jsonb
-language plpgsql
-stable
-as $$
-declare
-    unknown text;
-    status constant text := p_filter ->> 'status';
-    statuses constant text[] := case p_kind
-        when 'cancel' then array['queued', 'in-progress']
-        when 'purge' then array['queued']
-        when 'replay' then array['failed', 'succeeded', 'expired', 'cancelled']
-    end;
-begin
-    if statuses is null then
-        raise exception 'unknown operation: %', coalesce(left(p_kind, 100), 'null')
-            using errcode = 'PS400', hint = 'An operation is cancel, replay or purge.';
-    end if;
-    perform penstock.check_json(p_filter, 'a filter', 65536);
-    if p_filter is null or jsonb_typeof(p_filter) <> 'object' then
-        raise exception 'a filter must be an object' using errcode = 'PS400', hint = 'For example {"name": "invoice-shipments", "status": "failed"}.';
-    end if;
-    select each.key into unknown
-    from jsonb_each(p_filter) as each
-    where each.key not in ('name', 'status', 'key', 'reason', 'error', 'since', 'until')
-        or jsonb_typeof(each.value) not in ('string', 'null')
-        or p_kind <> 'replay' and each.key in ('reason', 'error')
-    limit 1;
-    if found then
-        raise exception 'invalid condition of a filter for %: %', p_kind, left(unknown, 100)
-            using errcode = 'PS400', hint = 'Conditions are texts: name, status, key, since and until; of finished jobs also reason and error.';
-    end if;
-    p_filter := jsonb_strip_nulls(p_filter);
-    if p_filter = '{}' then
-        raise exception 'a filter without a condition matches every job'
-            using errcode = 'PS400', hint = 'Give at least one condition, such as the name of a job type.';
-    end if;
-    if status is not null and status <> all (statuses) then
-        raise exception '% does not apply to jobs with the status %', p_kind, left(status, 100)
-            using errcode = 'PS400', hint = 'It applies to jobs that are ' || array_to_string(statuses, ', ') || '.';
-    end if;
-    if p_filter ? 'name' and not exists (select from penstock.jobs where name = p_filter ->> 'name')
-        and not (p_kind = 'replay' and exists (select from penstock.archived_jobs where name = p_filter ->> 'name')) then
-        perform penstock.require_type(p_filter ->> 'name');
-    end if;
-    begin
-        perform penstock.check_times(array[(p_filter ->> 'since')::timestamptz, (p_filter ->> 'until')::timestamptz]);
-    exception
-        when data_exception then
-            raise exception 'since or until is not a time' using errcode = 'PS400', hint = 'Write a time such as 2026-01-11T18:26:26Z.';
-    end;
-    -- A replay without a status is one of failed jobs.
-    return case when p_kind = 'replay' and not p_filter ? 'status' then p_filter || '{"status": "failed"}' else p_filter end;
-end
-$$;
-comment on function penstock.check_operation(text, jsonb) is
-    'Part of preview_operation and start_operation: the filter as it is stored, or PS400 when it does not fit the kind, PS404 when there is no such job type.';
-
-create or replace function penstock.matches_waiting(job penstock.queued_jobs, p_kind text, p_filter jsonb, p_until timestamptz)
-returns boolean
-language sql
-stable
-as $$
-    select (job.status = 'queued' or p_kind = 'cancel' and job.cancel_requested_at is null)
-        and job.created_at <= p_until
-        and (not p_filter ? 'name' or job.name = p_filter ->> 'name')
-        and (not p_filter ? 'status' or job.status::text = p_filter ->> 'status')
-        and (not p_filter ? 'key' or job.key = p_filter ->> 'key')
-        and (not p_filter ? 'since' or job.created_at >= (p_filter ->> 'since')::timestamptz)
-        and (not p_filter ? 'until' or job.created_at < (p_filter ->> 'until')::timestamptz)
-$$;
-comment on function penstock.matches_waiting(penstock.queued_jobs, text, jsonb, timestamptz) is
-    'Part of the operations: whether a job that is not finished is to be changed by an operation that was started at p_until.';
-
-create or replace function penstock.matches_finished(job penstock.archived_jobs, p_filter jsonb, p_until timestamptz)
-returns boolean
-language sql
-stable
-as $$
-    select job.status::text = p_filter ->> 'status'
-        and job.finished_at <= p_until
-        and (not p_filter ? 'name' or job.name = p_filter ->> 'name')
-        and (not p_filter ? 'key' or job.key = p_filter ->> 'key')
-        and (not p_filter ? 'reason' or job.reason = p_filter ->> 'reason')
-        and (not p_filter ? 'error' or job.errors -> -1 ->> 'type' = p_filter ->> 'error')
-        and (not p_filter ? 'since' or job.finished_at >= (p_filter ->> 'since')::timestamptz)
-        and (not p_filter ? 'until' or job.finished_at < (p_filter ->> 'until')::timestamptz)
-$$;
-comment on function penstock.matches_finished(penstock.archived_jobs, jsonb, timestamptz) is
-    'Part of the operations: whether a finished job is to be replayed by an operation that was started at p_until.';
+-- Every batch looks at a bounded number of jobs by the primary key, so that its time does not depend on how many of them match; for a
+-- workflow by the index of its jobs, so that it does not read the queue.
 
 create or replace function penstock.preview_operation(p_kind text, p_filter jsonb, p_limit integer default 100000)
 returns table (jobs bigint, whole boolean, sample uuid[])
@@ -117,7 +28,11 @@ begin
         return query
         select count(*), count(*) < p_limit, (array_agg(found.id))[:10]
         from (
-            select job.id from penstock.queued_jobs as job where penstock.matches_waiting(job, p_kind, filter, moment) limit p_limit
+            select job.id from penstock.queued_jobs as job where penstock.matches_waiting(job, p_kind, filter, moment)
+            union all
+            select job.id from penstock.waiting_jobs as job
+            where penstock.matches_dependent(job, p_kind, filter, moment)
+            limit p_limit
         ) as found;
     end if;
 end
@@ -151,30 +66,7 @@ begin
 end
 $$;
 comment on function penstock.start_operation(text, jsonb, uuid) is
-    'Starts an operation on all jobs that match now. Kinds: cancel (queued jobs are archived as cancelled, running ones are told), replay (finished jobs, by default those that failed, are enqueued again, unless a replay of them waits, runs or has succeeded), purge (queued jobs are archived as cancelled, with the reason purged). The filter has at least one of name, status, key, since, until (when enqueued; of replay: finished), and for replay reason and error (type of the last error). Workers do it in batches. p_id: so that a repeated call starts one.';
-
-create or replace function penstock.cancel_operation(p_id uuid)
-returns penstock.operations
-language plpgsql
-security definer
-set search_path = penstock, pg_temp
-as $$
-declare
-    cancelled penstock.operations;
-begin
-    update penstock.operations
-    set state = 'cancelled', finished_at = penstock.clock()
-    where id = p_id and state = 'running';
-    select * into cancelled from penstock.operations where id = p_id;
-    if not found then
-        raise exception 'no such operation: %', p_id
-            using errcode = 'PS404', hint = 'See: select * from penstock.operations order by started_at desc;';
-    end if;
-    return cancelled;
-end
-$$;
-comment on function penstock.cancel_operation(uuid) is
-    'Ends an operation after its current batch; what it has changed stays so. Returns it; one that has ended stays as it is. PS404 when there is none.';
+    'Starts an operation on all jobs that match now. Kinds: cancel (queued jobs, and jobs that wait for others, are archived as cancelled, running ones are told), replay (finished jobs, by default those that failed, are enqueued again, unless a replay of them waits, runs or has succeeded), purge (the same, with the reason purged, and running ones are left), run-now (jobs that wait for their time or for a further attempt are due at once), set-priority (jobs that wait get the priority new_priority, a further text in the filter; jobs of pools have none). The filter has at least one of name, status, key, workflow (a job group), since, until (when enqueued; of replay: finished), and for replay reason and error (type of the last error). Workers do it in batches. p_id: so that a repeated call starts one.';
 
 create or replace function penstock.cancel_rows(p_jobs uuid[], p_reason text, p_moment timestamptz)
 returns integer
@@ -230,27 +122,23 @@ returns penstock.operations
 language plpgsql
 as $$
 declare
-    matching uuid[];
-    locked uuid[];
+    chosen record;
 begin
-    matching := array(
-        select job.id from penstock.queued_jobs as job
-        where job.id = any (p_looked) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
+    -- Those that wait for others first: what is released meanwhile is found in the queue.
+    chosen := penstock.lock_dependents(operation, p_looked);
+    operation.done := operation.done + penstock.end_waiting(
+        chosen.locked, 'cancelled', array_fill(case operation.kind when 'purge' then 'purged' end, array[cardinality(chosen.locked)]), null,
+        p_moment
     );
-    select coalesce(array_agg(free.id), '{}') into locked
-    from (
-        select job.id from penstock.queued_jobs as job
-        where job.id = any (matching) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
-        order by job.id
-        for update skip locked
-    ) as free;
+    operation.postponed := operation.postponed + (select count(*) from penstock.waiting_jobs as job where job.id = any (chosen.matching));
+    chosen := penstock.lock_queued(operation, p_looked);
     operation.done := operation.done + penstock.cancel_rows(
-        locked, case operation.kind when 'purge' then 'purged' end, p_moment
+        chosen.locked, case operation.kind when 'purge' then 'purged' end, p_moment
     );
     -- What is gone or has changed meanwhile matches no more; what is left of the others is locked by another transaction.
     operation.postponed := operation.postponed + (
         select count(*) from penstock.queued_jobs as job
-        where job.id = any (matching) and job.id <> all (locked)
+        where job.id = any (chosen.matching) and job.id <> all (chosen.locked)
             and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
     );
     return operation;
@@ -295,6 +183,75 @@ $$;
 comment on function penstock.replay_matching(penstock.operations, uuid[]) is
     'Part of advance_operation: replays those of these jobs of its day that match, each by penstock.replay without force. Returns the operation as it is then.';
 
+create or replace function penstock.has_lakes_left(p_operation uuid)
+returns boolean
+language sql
+stable
+as $$
+    select exists (
+        select from penstock.lakes
+        join penstock.erasures on erasures.operation = p_operation
+        where lakes.name <> all (erasures.lakes)
+    )
+$$;
+comment on function penstock.has_lakes_left(uuid) is 'Part of advance_operation: whether there are lakes from which an erasure has not erased yet.';
+
+create or replace function penstock.next_unfinished(p_after uuid, p_limit integer, p_workflow uuid default null)
+returns uuid[]
+language plpgsql
+stable
+as $$
+begin
+    if p_workflow is not null then
+        return array(
+            select known.id
+            from (
+                (
+                    select job.id from penstock.queued_jobs as job
+                    where job.workflow = p_workflow and job.id >= coalesce(p_after, '00000000-0000-0000-0000-000000000000')
+                        and job.id is distinct from p_after
+                    order by job.id
+                    limit p_limit
+                )
+                union
+                (
+                    select job.id from penstock.waiting_jobs as job
+                    where job.workflow = p_workflow and job.id >= coalesce(p_after, '00000000-0000-0000-0000-000000000000')
+                        and job.id is distinct from p_after
+                    order by job.id
+                    limit p_limit
+                )
+            ) as known
+            order by known.id
+            limit p_limit
+        );
+    end if;
+    return array(
+        select known.id
+        from (
+            (
+                select job.id from penstock.queued_jobs as job
+                where p_after is null or job.id > p_after
+                order by job.id
+                limit p_limit
+            )
+            union
+            (
+                select job.id from penstock.waiting_jobs as job
+                where p_after is null or job.id > p_after
+                order by job.id
+                limit p_limit
+            )
+        ) as known
+        order by known.id
+        limit p_limit
+    );
+end
+$$;
+comment on function penstock.next_unfinished(uuid, integer, uuid) is
+    'Part of advance_operation: the next ids, in their order, of jobs that are queued, run or wait for others; with p_workflow only of its jobs. p_after null: from the first on.';
+
+-- Long, since it takes an operation through all its states: which is next, its batch, and its end stand in one place.
 create or replace function penstock.advance_operation(p_limit integer default 1000)
 returns penstock.operations
 language plpgsql
@@ -314,6 +271,8 @@ begin
     select * into operation
     from penstock.operations
     where state = 'running' and (postponed = 0 or at_id is not null or updated_at < moment - interval '1 second' or updated_at > moment)
+        -- An erasure waits for those who reach the lakes, and own the tables.
+        and (phase is null or phase <> 'vacuum' and (phase <> 'lake' or not penstock.has_lakes_left(id)))
     order by updated_at
     limit 1
     for update skip locked;
@@ -322,7 +281,9 @@ begin
     end if;
     perform pg_current_xact_id();
     perform penstock.ensure_archive(moment);
-    if operation.kind = 'replay' then
+    if operation.kind = 'erase' then
+        operation := penstock.advance_erasure(operation, p_limit, moment);
+    elsif operation.kind = 'replay' then
         most := least(p_limit, 200);
         last := least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC';
         operation.at_day := coalesce(
@@ -345,17 +306,18 @@ begin
         if operation.at_id is null then
             operation.postponed := 0;
         end if;
-        looked := array(
-            select job.id from penstock.queued_jobs as job
-            where operation.at_id is null or job.id > operation.at_id
-            order by job.id
-            limit most
-        );
-        operation := penstock.cancel_matching(operation, looked, moment);
+        looked := penstock.next_unfinished(operation.at_id, most, (operation.filter ->> 'workflow')::uuid);
+        operation := case operation.kind
+            when 'set-priority' then penstock.prioritise_matching(operation, looked, moment)
+            when 'run-now' then penstock.make_due_matching(operation, looked, moment)
+            else penstock.cancel_matching(operation, looked, moment)
+        end;
     end if;
-    operation.looked_at := operation.looked_at + cardinality(looked);
-    operation.at_id := looked[cardinality(looked)];
-    if cardinality(looked) < most then
+    if operation.kind <> 'erase' then
+        operation.looked_at := operation.looked_at + cardinality(looked);
+        operation.at_id := looked[cardinality(looked)];
+    end if;
+    if operation.kind <> 'erase' and cardinality(looked) < most then
         -- The end of a day of the archive, or of a pass over the queue.
         operation.at_id := null;
         if operation.kind = 'replay' and operation.at_day < last then
@@ -375,7 +337,10 @@ begin
         postponed = operation.postponed,
         at_day = operation.at_day,
         at_id = operation.at_id,
-        error = operation.error
+        error = operation.error,
+        filter = operation.filter,
+        phase = operation.phase,
+        counts = operation.counts
     where id = operation.id
     returning * into operation;
     return operation;

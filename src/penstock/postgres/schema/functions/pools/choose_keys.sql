@@ -17,40 +17,40 @@ create or replace function penstock.walk_keys(
     p_keys text[]
 )
 returns table (
-    place integer, key text, step integer, found integer, startable boolean, due timestamptz, head tid, head_seq bigint, alive boolean
+    place integer, key text, step integer, found integer, startable boolean, ready boolean, due timestamptz, head tid, head_seq bigint,
+    alive boolean
 )
 language sql
 stable
 as $$
     with recursive ring as (
         select 1 as place, case when p_midway then p_after_key else '' end as key, 0 as step,
-            coalesce(head.startable, false)::integer as found, coalesce(head.startable, false) as startable,
+            coalesce(head.startable, false)::integer as found, coalesce(head.startable, false) as startable, coalesce(head.ready, false) as ready,
             null::timestamptz as due, head.ctid as head, head.seq as head_seq, head.alive
         from (select) as start
         left join lateral (
             select
-                job.ctid, job.seq,
-                (
-                    (
-                        job.status = 'queued' and job.run_after <= p_moment
-                        and (not p_sealed or penstock.has_key_for(job.data, job.message, p_keys))
-                    )
-                    or p_key_concurrency > 1
-                    or p_held_keys ? job.key
-                )
+                job.ctid, job.seq, job.ready, job.alive,
+                (job.ready or p_key_concurrency > 1 or p_held_keys ? job.key)
                     and not (
                         p_keys_paused
                         and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = job.key)
-                    ) as startable,
-                job.expires_at is null or job.expires_at > p_moment as alive
-            from penstock.queued_jobs as job
-            where p_resuming
-                and job.name = p_name
-                and job.slot = p_slots[1]
-                and job.seq is not null
-                and job.key collate "C" = p_after_key
-            order by job.seq
-            limit 1
+                    ) as startable
+            from (
+                select
+                    first.ctid, first.key, first.seq,
+                    first.status = 'queued' and first.run_after <= p_moment
+                        and (not p_sealed or penstock.has_key_for(first.data, first.message, p_keys)) as ready,
+                    first.expires_at is null or first.expires_at > p_moment as alive
+                from penstock.queued_jobs as first
+                where p_resuming
+                    and first.name = p_name
+                    and first.slot = p_slots[1]
+                    and first.seq is not null
+                    and first.key collate "C" = p_after_key
+                order by first.seq
+                limit 1
+            ) as job
         ) as head on true
         union all
         select
@@ -59,6 +59,7 @@ as $$
             ring.step + 1,
             ring.found + coalesce(next.startable, false)::integer,
             coalesce(next.startable, false),
+            next.ready,
             next.due,
             next.head,
             next.head_seq,
@@ -66,45 +67,44 @@ as $$
         from ring
         left join lateral (
             select
-                head.key,
-                (
-                    (
-                        head.status = 'queued' and head.run_after <= p_moment
-                        and (not p_sealed or penstock.has_key_for(head.data, head.message, p_keys))
-                    )
-                    or p_key_concurrency > 1
-                    or p_held_keys ? head.key
-                )
+                job.key, job.ready, job.due, job.ctid as head, job.seq as head_seq, job.alive,
+                (job.ready or p_key_concurrency > 1 or p_held_keys ? job.key)
                     and not (
                         p_keys_paused
-                        and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = head.key)
-                    ) as startable,
-                case when head.status = 'queued' then head.run_after end as due,
-                head.ctid as head,
-                head.seq as head_seq,
-                head.expires_at is null or head.expires_at > p_moment as alive
-            from penstock.queued_jobs as head
-            where head.name = p_name
-                and head.slot = p_slots[ring.place]
-                and head.seq is not null
-                and head.key collate "C" > ring.key
-                and not (
-                    p_midway and ring.place = cardinality(p_slots)
-                    and (head.key collate "C" > p_after_key or (p_resuming and head.key collate "C" = p_after_key))
-                )
-            order by head.key collate "C", head.seq
-            limit 1
+                        and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = job.key)
+                    ) as startable
+            from (
+                select
+                    head.ctid, head.key, head.seq,
+                    head.status = 'queued' and head.run_after <= p_moment
+                        and (not p_sealed or penstock.has_key_for(head.data, head.message, p_keys)) as ready,
+                    case when head.status = 'queued' then head.run_after end as due,
+                    head.expires_at is null or head.expires_at > p_moment as alive
+                from penstock.queued_jobs as head
+                where head.name = p_name
+                    and head.slot = p_slots[ring.place]
+                    and head.seq is not null
+                    and head.key collate "C" > ring.key
+                    and not (
+                        p_midway and ring.place = cardinality(p_slots)
+                        and (head.key collate "C" > p_after_key or (p_resuming and head.key collate "C" = p_after_key))
+                    )
+                order by head.key collate "C", head.seq
+                limit 1
+            ) as job
         ) as next on true
         where ring.place <= cardinality(p_slots)
             and ring.found < p_room
             and ring.step < p_longest
     )
-    select ring.place, ring.key, ring.step, ring.found, ring.startable, ring.due, ring.head, ring.head_seq, ring.alive from ring
+    select
+        ring.place, ring.key, ring.step, ring.found, ring.startable, ring.ready, ring.due, ring.head, ring.head_seq, ring.alive
+    from ring
 $$;
 comment on function penstock.walk_keys(
     text, integer[], text, boolean, boolean, integer, integer, integer, jsonb, boolean, timestamptz, boolean, text[]
 ) is
-    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. Step 0 is p_after_key when p_resuming. p_sealed: whether the pool may have encrypted documents; p_keys: as in claim_keys.';
+    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. ready: whether the first job itself can start, whatever worker holds jobs of the key. Step 0 is p_after_key when p_resuming. p_sealed: whether the pool may have encrypted documents; p_keys: as in claim_keys.';
 
 -- Long, since it looks at the same key queues twice: by one probe where a key gets one job, as a window where it gets more.
 create or replace function penstock.choose_of_keys(
@@ -142,7 +142,7 @@ as $$
             ring.step as turn, p_slots[ring.place] as slot, ring.key, heavy.weight,
             -- No more jobs of a key than are needed to fill the room.
             least(p_depth, (p_room - 1) / count(*) over () + 1) * heavy.weight * p_key_concurrency as most,
-            ring.head, ring.head_seq, ring.alive
+            ring.ready, ring.head, ring.head_seq, ring.alive
         from ring
         left join penstock.key_weights on key_weights.name = p_name and key_weights.key = ring.key
         cross join lateral (
@@ -151,10 +151,10 @@ as $$
         where ring.startable
     ),
     queued as (
-        -- When a key gets one job, the walk has found it already.
+        -- When a key gets one job and its first one is ready, the walk has found it already.
         select turns.turn, turns.weight, turns.head as ctid, 1::bigint as nth, turns.alive as startable
         from turns
-        where p_key_concurrency = 1 and p_key_rate_limit is null and p_held_keys = '{}' and turns.most = 1
+        where p_key_concurrency = 1 and p_key_rate_limit is null and turns.ready and turns.most = 1
         union all
         select
             turns.turn, turns.weight, front.ctid, front.nth,
@@ -194,7 +194,7 @@ as $$
                 end
             ) as job
         ) as front
-        where not (p_key_concurrency = 1 and p_key_rate_limit is null and p_held_keys = '{}' and turns.most = 1)
+        where not (p_key_concurrency = 1 and p_key_rate_limit is null and turns.ready and turns.most = 1)
     ),
     ranked as (
         -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for; only the

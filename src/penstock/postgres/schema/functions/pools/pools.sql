@@ -130,7 +130,9 @@ end
 $$;
 comment on function penstock.put_pool(text, jsonb) is 'Part of declare_pool and convert_to_pool: the group and the row of a pool whose job type is there.';
 
-create or replace function penstock.declare_pool(p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}')
+create or replace function penstock.declare_pool(
+    p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}', p_again boolean default true
+)
 returns penstock.pools
 language plpgsql
 security definer
@@ -140,12 +142,12 @@ begin
     perform penstock.check_pool_options(p_options);
     perform penstock.check_name(p_name);
     perform penstock.check_kind(p_name);
-    perform penstock.declare_job_type(p_name, p_type_options);
+    perform penstock.declare_job_type(p_name, p_type_options, p_again);
     return penstock.put_pool(p_name, p_options);
 end
 $$;
-comment on function penstock.declare_pool(text, jsonb, jsonb) is
-    'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. A plain job type of that name stays what it is: PS409. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, key_max_waiting, weights ({"key": 3}).';
+comment on function penstock.declare_pool(text, jsonb, jsonb, boolean) is
+    'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. A plain job type of that name stays what it is: PS409. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, key_max_waiting, weights ({"key": 3}). p_again false: a pool that was dropped is not created again (PS404).';
 
 create or replace function penstock.convert_to_pool(p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}')
 returns penstock.pools

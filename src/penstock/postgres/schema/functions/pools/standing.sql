@@ -80,6 +80,7 @@ as $$
             wanted = true,
             failures = 0,
             crashes = 0,
+            crashes_alone = 0,
             tried_with = null,
             quarantined_at = null,
             retry_at = null,

@@ -107,7 +107,8 @@ set search_path = penstock, pg_temp
 as $$
     select penstock.check_size(cardinality(p_keys), 100000, 'keys');
     update penstock.standing_jobs
-    set tried_with = null
+    set tried_with = null,
+        crashes_alone = 0
     where name = p_name and key = any (p_keys) and running_by = p_member;
 $$;
 comment on function penstock.acquit_standing(text, text, text[]) is
@@ -142,12 +143,13 @@ declare
 begin
     update penstock.standing_jobs
     set crashes = case when started_at < penstock.clock() - interval '10 minutes' then 1 else crashes + 1 end,
-        quarantined_at = case when tried_with = 1 and crashes >= 3 then penstock.clock() end,
-        failures = case when tried_with = 1 and crashes >= 3 then failures + 1 else failures end,
+        crashes_alone = case when tried_with = 1 then crashes_alone + 1 else crashes_alone end,
+        quarantined_at = case when tried_with = 1 and crashes_alone >= 1 then penstock.clock() end,
+        failures = case when tried_with = 1 and crashes_alone >= 1 then failures + 1 else failures end,
         error = case
-            when tried_with = 1 and crashes >= 3 then jsonb_build_object(
+            when tried_with = 1 and crashes_alone >= 1 then jsonb_build_object(
                 'type', 'Quarantined',
-                'message', format('%s workers were lost while they ran it, the last two while no other suspect started', crashes + 1)
+                'message', format('%s workers were lost while they ran it, two of them while no other suspect started', crashes + 1)
             )
             else error
         end,

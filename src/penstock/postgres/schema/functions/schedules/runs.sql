@@ -13,7 +13,26 @@ as $$
 $$;
 comment on function penstock.run_id(text, timestamptz) is 'The id of the job that runs a schedule for a slot.';
 
-create or replace function penstock.enqueue_run(p_name text, p_due_at timestamptz, p_run_at timestamptz, p_next_at timestamptz)
+create or replace function penstock.note_job_of_run(p_name text, p_at timestamptz, p_job uuid, p_next_at timestamptz)
+returns void
+language sql
+as $$
+    update penstock.schedules
+    set next_at = coalesce(p_next_at, next_at),
+        last_at = p_at,
+        job_id = p_job,
+        last_outcome = null,
+        last_started_at = null,
+        last_finished_at = null,
+        last_worker = null
+    where name = p_name
+$$;
+comment on function penstock.note_job_of_run(text, timestamptz, uuid, timestamptz) is
+    'Part of enqueue_run and run_schedule: notes the job of the last run of a schedule, and where it is not null the time at which it is due next.';
+
+create or replace function penstock.enqueue_run(
+    p_name text, p_due_at timestamptz, p_run_at timestamptz, p_next_at timestamptz, p_key text default null
+)
 returns uuid
 language plpgsql
 security definer
@@ -37,21 +56,13 @@ begin
     end if;
     perform penstock.note_ended_runs(array[p_name]);
     run := penstock.run_id(p_name, p_run_at);
-    perform penstock.enqueue(p_name, jsonb_build_object('at', p_run_at), run);
-    update penstock.schedules
-    set next_at = p_next_at,
-        last_at = p_run_at,
-        job_id = run,
-        last_outcome = null,
-        last_started_at = null,
-        last_finished_at = null,
-        last_worker = null
-    where name = p_name;
+    perform penstock.enqueue(p_name, jsonb_build_object('at', p_run_at), run, p_key);
+    perform penstock.note_job_of_run(p_name, p_run_at, run, p_next_at);
     return run;
 end
 $$;
-comment on function penstock.enqueue_run(text, timestamptz, timestamptz, timestamptz) is
-    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. Returns the job; null: skipped, or another worker was faster, or the run before has not ended.';
+comment on function penstock.enqueue_run(text, timestamptz, timestamptz, timestamptz, text) is
+    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. p_key: key of the job. Returns the job; null: skipped, or another worker was faster, or the run before has not ended.';
 
 create or replace function penstock.note_ended_runs(p_names text[])
 returns void
@@ -203,7 +214,7 @@ $$;
 comment on function penstock.end_schedule(text, text, timestamptz, timestamptz, timestamptz, timestamptz, jsonb) is
     'Ends a run of a schedule in place, for p_ran_at (null: it was skipped or handed back), and says when it is due next. False: another has taken it, or it was declared again.';
 
-create or replace function penstock.run_schedule(p_name text)
+create or replace function penstock.run_schedule(p_name text, p_key text default null)
 returns uuid
 language plpgsql
 security definer
@@ -214,6 +225,10 @@ declare
     schedule constant penstock.schedules := penstock.require_schedule(p_name);
     run uuid;
 begin
+    if p_key is not null and schedule.runs_as <> 'job' then
+        raise exception 'a run of schedule % is no job, and has no key', p_name
+            using errcode = 'PS400', hint = 'Leave the key out: the schedule runs in place.';
+    end if;
     if schedule.runs_as = 'per-worker' then
         raise exception 'each worker runs the schedule % by itself', p_name
             using errcode = 'PS409', hint = 'A schedule that runs once for all workers can be run on request.';
@@ -228,17 +243,10 @@ begin
         return null;
     end if;
     perform penstock.note_ended_runs(array[p_name]);
-    run := penstock.enqueue(p_name, jsonb_build_object('at', moment));
-    update penstock.schedules
-    set last_at = moment,
-        job_id = run,
-        last_outcome = null,
-        last_started_at = null,
-        last_finished_at = null,
-        last_worker = null
-    where name = p_name;
+    run := penstock.enqueue(p_name, jsonb_build_object('at', moment), p_key => p_key);
+    perform penstock.note_job_of_run(p_name, moment, run, null);
     return run;
 end
 $$;
-comment on function penstock.run_schedule(text) is
-    'Runs a schedule now, beside its times. Returns the job of the run; null: a worker runs it in place as soon as it can. PS404 when there is none, PS409 while a run has not ended, or when each worker runs it by itself.';
+comment on function penstock.run_schedule(text, text) is
+    'Runs a schedule now, beside its times. p_key: key of its job. Returns the job of the run; null: a worker runs it in place as soon as it can. PS404 when there is none, PS409 while a run has not ended, or when each worker runs it by itself, PS400 for the key of a run in place.';

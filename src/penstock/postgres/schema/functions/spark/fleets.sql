@@ -95,11 +95,39 @@ $$;
 comment on function penstock.drain_worker(text) is
     'Tells one worker of a fleet to stop in its orderly way; Spark does not start it again. Returns the fleet. PS409 for a worker of no fleet.';
 
+create or replace function penstock.told_names(p_metadata jsonb, p_kind text)
+returns text[]
+language sql
+immutable
+as $$
+    -- A worker says of itself what it likes.
+    select array(
+        select name
+        from jsonb_array_elements_text(
+            case when jsonb_typeof(p_metadata -> p_kind) = 'array' then p_metadata -> p_kind else '[]' end
+        ) as told (name)
+        where name is not null
+    )
+$$;
+comment on function penstock.told_names(jsonb, text) is
+    'Part of worker_list: the names of one kind (pools, consumers, schedules, leader_tasks) in the metadata of a worker.';
+
+create or replace function penstock.told_text(p_metadata jsonb, p_name text)
+returns text
+language sql
+immutable
+as $$
+    select case when jsonb_typeof(p_metadata -> p_name) = 'string' then left(p_metadata ->> p_name, 100) end
+$$;
+comment on function penstock.told_text(jsonb, text) is
+    'Part of worker_list: a text (version, code_version) in the metadata of a worker.';
+
 create or replace function penstock.worker_list()
 returns table (
     id text, host text, pid integer, fleet text, names text[], concurrency integer, state text, in_flight integer, alive boolean,
     started_at timestamptz, seen_at timestamptz, silent_s double precision, blocked_since timestamptz, blocked_by text, halted jsonb,
-    no_key jsonb
+    no_key jsonb, pools text[], topics text[], consumers text[], schedules text[], leader_tasks text[], version text,
+    code_version text
 )
 language sql
 stable
@@ -113,12 +141,25 @@ as $$
         worker.seen_at > penstock.clock() - worker.dead_after,
         worker.started_at, worker.seen_at,
         extract(epoch from penstock.clock() - worker.seen_at)::double precision,
-        worker.blocked_since, worker.blocked_by, worker.halted, worker.no_key
+        worker.blocked_since, worker.blocked_by, worker.halted, worker.no_key,
+        penstock.told_names(worker.metadata, 'pools'),
+        -- The queue of a subscriber is a job type of the worker.
+        array(
+            select distinct subscription.topic
+            from penstock.subscriptions as subscription
+            where subscription.queue = any (worker.names)
+            order by subscription.topic
+        ),
+        penstock.told_names(worker.metadata, 'consumers'),
+        penstock.told_names(worker.metadata, 'schedules'),
+        penstock.told_names(worker.metadata, 'leader_tasks'),
+        penstock.told_text(worker.metadata, 'version'),
+        penstock.told_text(worker.metadata, 'code_version')
     from penstock.workers as worker
     left join penstock.fleet_members as member on member.worker = worker.id
     order by member.fleet nulls last, worker.host, worker.started_at, worker.id
 $$;
-comment on function penstock.worker_list() is 'Every worker, where it runs, the fleet that it is of, how long it has been silent, since when and by what its event loop is blocked, and which of its consumers halted, with their errors. no_key: what it does not work on for want of a key, with the id of the key.';
+comment on function penstock.worker_list() is 'Every worker, where it runs, the fleet that it is of, how long it has been silent, since when and by what its event loop is blocked, and which of its consumers halted, with their errors. no_key: what it does not work on for want of a key, with the id of the key. Beside the job types (names) the pools, the topics of whose subscribers it works on the copies, the consumers (stream/group), schedules and tasks of the leader on which it works. version: of Penstock; code_version: of the application''s code, if it is known.';
 
 create or replace function penstock.end_fleet(p_name text)
 returns void

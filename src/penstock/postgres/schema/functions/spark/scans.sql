@@ -21,13 +21,15 @@ stable
 as $$
     -- A restored or another database may give the same number again, but not at the same time.
     select p_stream.id || '-' || floor(extract(epoch from p_stream.created_at) * 1000000)
+        || coalesce((select '+' || max(ends.restore) from penstock.restored_ends as ends where ends.stream = p_stream.id), '')
 $$;
 comment on function penstock.identity_of(penstock.streams) is
-    'What tells a stream from one of the same name that was made after it was dropped.';
+    'What tells a stream from one of the same name that was made after it was dropped; after "+" the number of its last restore.';
 
 create or replace function penstock.bounds_of_streams(p_streams text[])
 returns table (
-    stream text, format text, compression text, partition integer, first_offset bigint, next_offset bigint, identity text, growths jsonb
+    stream text, format text, compression text, partition integer, first_offset bigint, next_offset bigint, identity text, growths jsonb,
+    restored jsonb
 )
 language sql
 stable
@@ -42,14 +44,19 @@ as $$
             select jsonb_agg(jsonb_build_object('width', growth.width, 'ends', growth.ends) order by growth.width)
             from penstock.stream_growths as growth
             where growth.stream = stream.id
-        ) end
+        ) end,
+        (
+            select jsonb_object_agg(ends.restore, ends.next_offset)
+            from penstock.restored_ends as ends
+            where ends.stream = stream.id and ends.partition = bounds.partition
+        )
     from unnest(p_streams) as wanted (name)
     cross join lateral penstock.stream_bounds(wanted.name) as bounds
     left join penstock.streams as stream on stream.name = wanted.name
     order by wanted.name, bounds.partition
 $$;
 comment on function penstock.bounds_of_streams(text[]) is
-    'The bounds of all partitions of some streams, as one snapshot sees them: of a transaction that appended to several, all or nothing is before the ends. With them which stream the name stands for, and, at partition 0, each time that it got more partitions. PS404 for a stream that is not there.';
+    'The bounds of all partitions of some streams, as one snapshot sees them: of a transaction that appended to several, all or nothing is before the ends. With them which stream the name stands for, at partition 0 each time that it got more partitions, and where the partition ended at each restore of the database. PS404 for a stream that is not there.';
 
 create or replace function penstock.wait_for_events_of(p_streams text[], p_channel text)
 returns void

@@ -42,6 +42,10 @@ begin
         return true;
     end if;
     select * into before from penstock.sink_epochs as noted where noted.writer = p_writer and noted.target = p_target and noted.role = caller;
+    if found and before.offsets ->> 'driver' = p_offsets ->> 'driver' and before.offsets ->> 'write' <> p_offsets ->> 'write' then
+        raise exception 'Spark job % writes to % more than once, and this is not the first write', p_offsets ->> 'job', p_target
+            using errcode = 'PS409', hint = 'Number the writes of a Spark job to one target: option("epoch", 1), option("epoch", 2).';
+    end if;
     if found and before.query is distinct from p_query then
         raise exception '% is written to % by %, up to batch %, and this is %',
             p_writer, p_target, coalesce('the query ' || before.query, 'batch writes'), before.epoch, coalesce('the query ' || p_query, 'a batch write')
@@ -130,22 +134,6 @@ end
 $$;
 comment on function penstock.check_staged(text, text, jsonb, jsonb, jsonb) is
     'Part of commit_staged and commit_staged_events: p_staged has the number of staged rows by job type or stream. Raises PS400 when there is one that the write does not name, PS409 when some are missing. Returns how many are to be written.';
-
-create or replace function penstock.forget_writer(p_writer text, p_target text default null)
-returns bigint
-language sql
-security definer
-set search_path = penstock, pg_temp
-as $$
-    with forgotten as (
-        delete from penstock.sink_epochs
-        where writer = p_writer and role = session_user and (target = p_target or p_target is null)
-        returning 1
-    )
-    select count(*) from forgotten
-$$;
-comment on function penstock.forget_writer(text, text) is
-    'Forgets what the caller has written under a name, to one target or to all, so that another query may have the name. Returns how many notes.';
 
 create or replace function penstock.insert_staged(p_writer text, p_parts text[], p_moment timestamptz)
 returns void

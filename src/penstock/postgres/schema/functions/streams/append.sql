@@ -119,7 +119,10 @@ begin
     end if;
     return query execute format(statement, 'events_' || active)
     using p_partitions, firsts, lasts, befores, penstock.clock(), p_keys, p_times, p_headers, p_data, p_stream.id, active, p_bytes;
-    perform penstock.wake(penstock.listening('events', p_stream.id::text), 'events ' || p_stream.id);
+    -- Under load there is no listener.
+    if exists (select from penstock.listeners where kind = 'events' and subject = p_stream.id::text) then
+        perform penstock.wake(penstock.listening('events', p_stream.id::text), 'events ' || p_stream.id);
+    end if;
 end
 $$;
 comment on function penstock.append_chunks(penstock.streams, integer, integer[], integer[], json[], bytea[], text[], json[], timestamptz[]) is
@@ -154,10 +157,11 @@ begin
     if greatest(cardinality(p_partitions), cardinality(p_counts)) > 100000 then
         perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_counts)), 100000, 'chunks');
     end if;
-    if (select sum(given) from unnest(p_counts) as given) is distinct from total::bigint
-        or cardinality(p_partitions) is distinct from cardinality(p_counts)
-        or exists (select from unnest(p_counts) as given where given is null or given not between 1 and 1000)
-        or exists (select from unnest(p_partitions) as given where given is null or given not between 0 and p_width - 1)
+    if (
+        select sum(given.events) = total
+            and every(coalesce(given.events between 1 and 1000 and given.partition between 0 and p_width - 1, false))
+        from unnest(p_partitions, p_counts) as given (partition, events)
+    ) is not true
     then
         raise exception 'partitions and counts do not fit the events'
             using errcode = 'PS400', hint = 'The events are sorted by partition; counts, 1 to 1,000 each, say how many go to each, and add up to their number.';

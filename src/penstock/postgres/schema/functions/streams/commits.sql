@@ -89,10 +89,12 @@ declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
     given record;
 begin
-    perform penstock.check_size(
-        greatest(cardinality(p_partitions), cardinality(p_epochs), cardinality(p_revisions), cardinality(p_offsets)),
-        10000, 'partitions'
-    );
+    if greatest(cardinality(p_partitions), cardinality(p_epochs), cardinality(p_revisions), cardinality(p_offsets)) > 10000 then
+        perform penstock.check_size(
+            greatest(cardinality(p_partitions), cardinality(p_epochs), cardinality(p_revisions), cardinality(p_offsets)),
+            10000, 'partitions'
+        );
+    end if;
     for given in
         select one.*
         from unnest(p_partitions, p_epochs, p_revisions, p_offsets) as one (partition, epoch, revision, next_offset)

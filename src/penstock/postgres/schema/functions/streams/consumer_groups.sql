@@ -51,10 +51,12 @@ as $$
 declare
     consuming penstock.stream_groups;
 begin
-    select * into consuming
-    from penstock.stream_groups
-    where stream = (penstock.require_stream(p_stream)).id and name = p_group;
+    select consumer_group.* into consuming
+    from penstock.streams as stream
+    join penstock.stream_groups as consumer_group on consumer_group.stream = stream.id
+    where stream.name = p_stream and consumer_group.name = p_group;
     if not found then
+        perform penstock.require_stream(p_stream);
         raise exception 'stream % has no consumer group %', p_stream, coalesce(left(p_group, 100), 'null')
             using errcode = 'PS404', hint = format('Create it first: select penstock.declare_consumer_group(%L, %L);', p_stream, left(p_group, 200));
     end if;

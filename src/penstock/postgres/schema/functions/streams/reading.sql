@@ -78,9 +78,14 @@ begin
         raise exception 'no such stream: %, it was dropped and created again', p_stream
             using errcode = 'PS404', hint = 'Offsets of the stream that was there before mean nothing in this one: start again.';
     end if;
-    perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_offsets)), 10000, 'partitions');
-    perform penstock.check_limit(p_limit, 1000000);
-    perform penstock.check_limit(p_bytes, 1073741824, 'number of bytes');
+    -- Each of these calls costs as much as a lookup, and a consumer asks often: they are made when one of them has something to refuse.
+    if greatest(cardinality(p_partitions), cardinality(p_offsets)) > 10000
+        or (p_limit between 1 and 1000000 and p_bytes between 1 and 1073741824) is not true
+    then
+        perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_offsets)), 10000, 'partitions');
+        perform penstock.check_limit(p_limit, 1000000);
+        perform penstock.check_limit(p_bytes, 1073741824, 'number of bytes');
+    end if;
     if coalesce(cardinality(p_partitions), 0) <> coalesce(cardinality(p_offsets), 0) then
         raise exception 'give an offset for each partition' using errcode = 'PS400',
             hint = 'For example: select * from penstock.read_chunks(''orders'', ''{0, 1}'', ''{0, 0}'', 100);';
@@ -119,11 +124,15 @@ begin
                     chunk.headers, chunk.data, chunk.bytes, chunk.offsets
                 from unnest($1, $2) as wanted (partition, from_offset)
                 cross join lateral (
-                    -- The chunk that holds the offset, or the next one: not one that ends before it, since there are gaps between
-                    -- compacted ones, and a reader in a gap would get the chunk before it for ever.
-                    select stored.first_offset
+                    -- It is planned with each call, so it has as few parts as possible.
+                    select
+                        stored.*,
+                        sum(stored.events) over earlier as events_before,
+                        sum(coalesce(pg_column_size(stored.data), pg_column_size(stored.bytes), 0)) over earlier as bytes_before
                     from penstock.%1$I as stored
                     where stored.partition = wanted.partition
+                        -- From the chunk that holds the offset, or the next one: not one that ends before it, since there are gaps
+                        -- between compacted ones, and a reader in a gap would get the chunk before it for ever.
                         and stored.first_offset >= coalesce(
                             (
                                 select before.first_offset
@@ -134,29 +143,24 @@ begin
                             ),
                             0
                         )
-                        and coalesce(stored.offsets[stored.events] + 1, stored.first_offset + stored.events) > wanted.from_offset
-                    order by stored.first_offset
-                    limit 1
-                ) as beginning
-                cross join lateral (
-                    select
-                        near.*,
-                        sum(near.events) over walked - near.events as events_before,
-                        sum(coalesce(pg_column_size(near.data), pg_column_size(near.bytes), 0)) over walked
-                            - coalesce(pg_column_size(near.data), pg_column_size(near.bytes), 0) as bytes_before
-                    from (
-                        select stored.*
-                        from penstock.%1$I as stored
-                        where stored.partition = wanted.partition
-                            and stored.first_offset >= beginning.first_offset
-                            -- Offsets are dense, so these have p_limit events and not many more; fewer where compaction left gaps.
-                            and stored.first_offset < beginning.first_offset + $3
-                        order by stored.first_offset
-                        limit $3
-                    ) as near
-                    window walked as (order by near.first_offset rows unbounded preceding)
+                        and (
+                            stored.first_offset > wanted.from_offset
+                            or coalesce(stored.offsets[stored.events] + 1, stored.first_offset + stored.events) > wanted.from_offset
+                        )
+                        -- Offsets are dense, so these have p_limit events and not many more; fewer where compaction left gaps.
+                        and stored.first_offset < coalesce(
+                            (
+                                select following.first_offset + $3
+                                from penstock.%1$I as following
+                                where following.partition = wanted.partition and following.first_offset > wanted.from_offset
+                                order by following.first_offset
+                                limit 1
+                            ),
+                            9223372036854775807
+                        )
+                    window earlier as (order by stored.first_offset rows between unbounded preceding and 1 preceding)
                 ) as chunk
-                where chunk.events_before < $3 and chunk.bytes_before < $4
+                where coalesce(chunk.events_before, 0) < $3 and coalesce(chunk.bytes_before, 0) < $4
             $select$,
             place.table_name
         )

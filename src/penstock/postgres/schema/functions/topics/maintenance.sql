@@ -151,7 +151,7 @@ begin
         from penstock.topic_messages as message
         join penstock.topics on topics.name = message.topic
         where message.published_at < looked_at - p_keep
-            and message.seq <= topics.last_seq - topics.keep
+            and message.seq <= topics.last_seq - topics.catch_up
             and not exists (
                 select from penstock.queued_jobs as job
                 where job.id between penstock.first_copy_id(message.published_at, message.number)
@@ -181,7 +181,7 @@ begin
         where message.number = any (candidates)
             and topics.name = message.topic
             and topics.name = any (held)
-            and message.seq <= topics.last_seq - topics.keep
+            and message.seq <= topics.last_seq - topics.catch_up
             and not exists (
                 select from penstock.queued_jobs as job
                 where job.id between penstock.first_copy_id(message.published_at, message.number)

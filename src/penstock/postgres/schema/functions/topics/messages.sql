@@ -2,7 +2,7 @@
 -- what became of the copies.
 
 create or replace function penstock.read_topic(p_topic text, p_since bigint default null, p_limit integer default 100)
-returns table (seq bigint, id uuid, published_at timestamptz, data text)
+returns table (seq bigint, id uuid, published_at timestamptz, data text, key text)
 language plpgsql
 stable
 security definer
@@ -17,7 +17,7 @@ begin
         perform penstock.check_since(topic, p_since);
     end if;
     return query
-    select message.seq, message.id, message.published_at, coalesce(penstock.shown(message.data), 'null')
+    select message.seq, message.id, message.published_at, coalesce(penstock.shown(message.data), 'null'), message.key
     from penstock.topic_messages as message
     where message.topic = p_topic and message.seq > coalesce(p_since, 0)
     order by message.seq
@@ -28,13 +28,13 @@ comment on function penstock.read_topic(text, bigint, integer) is
     'The messages of a topic after a sequence number (null: from the oldest), without a subscription. PS409 when some of them are gone.';
 
 create or replace function penstock.message_of(p_id uuid)
-returns table (topic text, seq bigint, id uuid, published_at timestamptz, unique_key text)
+returns table (topic text, seq bigint, id uuid, published_at timestamptz, unique_key text, key text)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select message.topic, message.seq, message.id, message.published_at, message.unique_key
+    select message.topic, message.seq, message.id, message.published_at, message.unique_key, message.key
     from penstock.topic_messages as message
     where message.number = coalesce(
         (select job.message from penstock.queued_jobs as job where job.id = p_id),
@@ -64,7 +64,7 @@ comment on function penstock.messages_of(uuid[]) is
     'The messages of which queued or running jobs are copies: for a client that claimed some. Jobs that are none are left out.';
 
 create or replace function penstock.missed_messages(p_topic text, p_client_id text, p_since bigint, p_limit integer default 1000)
-returns table (seq bigint, id uuid, published_at timestamptz, data text)
+returns table (seq bigint, id uuid, published_at timestamptz, data text, key text)
 language plpgsql
 stable
 security definer
@@ -83,7 +83,7 @@ begin
             using errcode = 'PS404', hint = 'The subscription has ended: subscribe again, with p_since.';
     end if;
     return query
-    select message.seq, message.id, message.published_at, message.data::text
+    select message.seq, message.id, message.published_at, message.data::text, message.key
     from penstock.topic_messages as message
     cross join lateral (
         select penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number) as id
@@ -112,7 +112,7 @@ comment on function penstock.missed_messages(text, text, bigint, integer) is
 create or replace function penstock.late_messages(
     p_topic text, p_client_id text, p_since bigint, p_last bigint, p_limit integer default 1000
 )
-returns table (seq bigint, id uuid, published_at timestamptz, data text)
+returns table (seq bigint, id uuid, published_at timestamptz, data text, key text)
 language plpgsql
 stable
 security definer
@@ -137,7 +137,7 @@ begin
     end if;
     -- The copies of one claim are handed out by number, and those that were put off or retried come last.
     return query
-    select message.seq, message.id, message.published_at, message.data::text
+    select message.seq, message.id, message.published_at, message.data::text, message.key
     from penstock.archived_jobs as job
     join penstock.topic_messages as message on message.number = job.message
     cross join lateral (select job.run_after > job.created_at or job.attempt > 1 as late) as copy
@@ -183,6 +183,25 @@ end
 $$;
 comment on function penstock.unfinished_copies(uuid) is 'Whether some receiver of a message has not settled its copy. PS404 when there is no such message.';
 
+create or replace function penstock.receiver_of(p_topic text, p_name text, p_key text, p_message_key text)
+returns text
+language sql
+immutable
+parallel safe
+as $$
+    -- A queue of its own is named after the subscriber. In one that subscribers share, the key of the copy is, whatever key the message has.
+    select substr(
+        case
+            when starts_with(p_name, p_topic || '_') and (p_key is not distinct from p_message_key or not starts_with(p_key, p_topic || '_'))
+                then p_name
+            else coalesce(p_key, p_name)
+        end,
+        length(p_topic) + 2
+    )
+$$;
+comment on function penstock.receiver_of(text, text, text, text) is
+    'Part of outcomes: the client id of the subscriber that got a copy, from the job''s name and key and the key of its message.';
+
 create or replace function penstock.outcomes(p_id uuid)
 returns table (client_id text, job uuid, status text, result text, errors text)
 language plpgsql
@@ -195,7 +214,6 @@ declare
     message penstock.topic_messages;
     first_id uuid;
     last_id uuid;
-    name_starts integer;
 begin
     select * into message from penstock.topic_messages where id = p_id;
     if not found then
@@ -204,21 +222,20 @@ begin
     end if;
     first_id := penstock.first_copy_id(message.published_at, message.number);
     last_id := penstock.last_copy_id(first_id);
-    name_starts := length(message.topic) + 2;
     return query
-    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, null, job.errors::text
+    select penstock.receiver_of(message.topic, job.name, job.key, message.key), job.id, job.status::text, null, job.errors::text
     from penstock.queued_jobs as job
     where job.id between first_id and last_id
     union all
-    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, job.result::text, job.errors::text
+    select penstock.receiver_of(message.topic, job.name, job.key, message.key), job.id, job.status::text, job.result::text, job.errors::text
     from penstock.archived_jobs as job
     where job.id between first_id and last_id and job.finished_at >= message.published_at
     union all
-    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, null, job.errors::text
+    select penstock.receiver_of(message.topic, job.name, job.key, (select own.key from penstock.topic_messages as own where own.number = job.message)), job.id, job.status::text, null, job.errors::text
     from penstock.queued_jobs as job
     where job.id = any (message.coalesced)
     union all
-    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, job.result::text, job.errors::text
+    select penstock.receiver_of(message.topic, job.name, job.key, (select own.key from penstock.topic_messages as own where own.number = job.message)), job.id, job.status::text, job.result::text, job.errors::text
     from penstock.archived_jobs as job
     where job.id = any (message.coalesced) and job.finished_at >= message.published_at
     order by 1;
@@ -228,14 +245,14 @@ comment on function penstock.outcomes(uuid) is
     'What became of a message at each receiver: the status of its copy (or of the job with which that coalesced), with result and errors. PS404 when there is no such message.';
 
 create or replace function penstock.topic_counts()
-returns table (name text, keep integer, last_seq bigint, subscribers bigint, messages bigint, bytes bigint, last_published_at timestamptz)
+returns table (name text, catch_up integer, last_seq bigint, subscribers bigint, messages bigint, bytes bigint, last_published_at timestamptz)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        topics.name, topics.keep, topics.last_seq,
+        topics.name, topics.catch_up, topics.last_seq,
         (select count(*) from penstock.subscriptions as there where there.topic = topics.name),
         coalesce(stored.messages, 0), coalesce(stored.bytes, 0), stored.last_published_at
     from penstock.topics
@@ -255,7 +272,7 @@ returns jsonb
 language plpgsql
 as $$
 declare
-    since constant bigint := coalesce(p_since, greatest(topic.last_seq - topic.keep, 0));
+    since constant bigint := coalesce(p_since, greatest(topic.last_seq - topic.catch_up, 0));
     replayed jsonb;
 begin
     if p_since is not null then
@@ -286,12 +303,13 @@ begin
         select (
             penstock.new_job(
                 penstock.copy_id(penstock.first_copy_id(kept.published_at, kept.number), kept.subscription), kept.queue, 'null', p_moment,
-                kept.max_attempts, case when kept.run_after > p_moment then kept.run_after end, kept.expires_at, kept.key,
-                p_unique_key => penstock.unique_of(kept.unique_key, kept.key), p_message => kept.number
+                kept.max_attempts, case when kept.run_after > p_moment then kept.run_after end, kept.expires_at,
+                coalesce(kept.subscriber_key, kept.key), p_unique_key => penstock.unique_of(kept.unique_key, kept.subscriber_key),
+                p_message => kept.number
             )
         ).*
         from (
-            select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key, type.max_attempts
+            select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key as subscriber_key, type.max_attempts
             from penstock.subscriptions as subscriber
             cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
             cross join penstock.topic_messages as message
@@ -308,13 +326,14 @@ begin
             offset 0
         ) as kept
         on conflict do nothing
-        returning coalesce(key, name) as queue
+        returning ('x' || right(id::text, 12))::bit(48)::bigint as subscription
     )
     select jsonb_object_agg(counted.client_id, counted.copies) into replayed
     from (
-        select substr(copies.queue, length(topic.name) + 2) as client_id, count(*) as copies
+        select subscriber.client_id, count(*) as copies
         from copies
-        group by copies.queue
+        join penstock.subscriptions as subscriber on subscriber.number = copies.subscription
+        group by subscriber.client_id
     ) as counted;
     perform penstock.wake(penstock.idle_subscribers(topic.name), 'jobs');
     return coalesce(replayed, '{}');

@@ -41,7 +41,7 @@ as $$
 $$;
 comment on function penstock.last_copy_id(uuid) is 'Where the ids of the copies of a message end.';
 
-create or replace function penstock.check_message(p_topic text, p_data jsonb, p_unique_key text)
+create or replace function penstock.check_message(p_topic text, p_data jsonb, p_unique_key text, p_key text)
 returns void
 language plpgsql
 immutable
@@ -55,9 +55,13 @@ begin
         raise exception 'invalid unique key %', quote_literal(left(p_unique_key, 100))
             using errcode = 'PS400', hint = 'A unique key has 1 to 255 characters and no control characters.';
     end if;
+    if not penstock.is_key(p_key) then
+        raise exception 'invalid key %', quote_literal(left(p_key, 100))
+            using errcode = 'PS400', hint = 'A key has 1 to 255 characters and no control characters.';
+    end if;
 end
 $$;
-comment on function penstock.check_message(text, jsonb, text) is 'Part of publish and publish_many: raises PS400 or PS413 for a message that cannot be published.';
+comment on function penstock.check_message(text, jsonb, text, text) is 'Part of publish and publish_many: raises PS400 or PS413 for a message that cannot be published.';
 
 create or replace function penstock.options_of_copies(p_traceparent text)
 returns jsonb
@@ -75,7 +79,7 @@ comment on function penstock.options_of_copies(text) is
 
 create or replace function penstock.insert_copies(
     p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz,
-    p_copy_options jsonb
+    p_key text, p_copy_options jsonb
 )
 returns integer
 language plpgsql
@@ -90,7 +94,7 @@ begin
     select (
         penstock.new_job(
             (prefix || to_hex(rest + subscriber.number))::uuid, subscriber.queue, 'null', p_moment, type.max_attempts, p_run_after, p_expires_at,
-            subscriber.key, p_message => p_number, p_options => p_copy_options
+            coalesce(subscriber.key, p_key), p_message => p_number, p_options => p_copy_options
         )
     ).*
     from penstock.subscriptions as subscriber
@@ -103,12 +107,12 @@ begin
     return copies;
 end
 $$;
-comment on function penstock.insert_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, jsonb) is
+comment on function penstock.insert_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, text, jsonb) is
     'Part of publish: writes a copy for each subscriber, and returns how many.';
 
 create or replace function penstock.insert_coalescing_copies(
     p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz,
-    p_unique_key text, p_options jsonb, out copies integer, out coalesced uuid[]
+    p_unique_key text, p_key text, p_options jsonb, out copies integer, out coalesced uuid[]
 )
 language plpgsql
 as $$
@@ -130,8 +134,8 @@ begin
         select (
             penstock.new_job(
                 penstock.copy_id(p_first, subscriber.number), subscriber.queue, 'null', p_moment, type.max_attempts, p_run_after, p_expires_at,
-                subscriber.key, p_unique_key => penstock.unique_of(p_unique_key, subscriber.key), p_message => p_number,
-                p_options => p_options
+                coalesce(subscriber.key, p_key), p_unique_key => penstock.unique_of(p_unique_key, subscriber.key),
+                p_message => p_number, p_options => p_options
             )
         ).*
         from unnest(numbers) as given (number)
@@ -170,7 +174,7 @@ begin
         using errcode = '40001', hint = 'Retry the transaction.';
 end
 $$;
-comment on function penstock.insert_coalescing_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, text, jsonb) is
+comment on function penstock.insert_coalescing_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, text, text, jsonb) is
     'Part of publish: writes a copy for each subscriber in whose queue none with the same unique key waits; coalesced: those that do.';
 
 create or replace function penstock.unique_of(p_unique_key text, p_key text)
@@ -217,28 +221,37 @@ comment on function penstock.idle_subscribers(text) is 'Part of publish, publish
 
 create or replace function penstock.write_message(
     p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
-    p_expires_at timestamptz, p_traceparent text, out id uuid, out receivers integer, out coalesced integer
+    p_expires_at timestamptz, p_traceparent text, p_key text, out id uuid, out receivers integer, out coalesced integer
 )
 language plpgsql
 as $$
 declare
     message_number constant bigint := nextval('penstock.message_number');
     first_id constant uuid := penstock.first_copy_id(p_moment, message_number);
-    options constant jsonb := penstock.options_of_copies(p_traceparent);
+    options jsonb;
     stood_in uuid[];
 begin
+    -- Without a trace, which is the common case, the long expression is not even prepared.
+    if p_traceparent is not null or current_setting('penstock.traceparent', true) > '' then
+        options := penstock.options_of_copies(p_traceparent);
+    end if;
     id := coalesce(p_id, first_id);
     if p_unique_key is null then
-        receivers := penstock.insert_copies(p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, options);
+        receivers := penstock.insert_copies(
+            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_key, options
+        );
     else
         select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
         from penstock.insert_coalescing_copies(
-            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key, options
+            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key, p_key, options
         ) as copies;
     end if;
     coalesced := coalesce(cardinality(stood_in), 0);
-    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, unique_key, coalesced, data)
-    values (message_number, p_seq, p_moment, p_run_after, p_expires_at, write_message.id, write_message.receivers, p_topic, p_unique_key, stood_in, p_data)
+    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, unique_key, key, coalesced, data)
+    values (
+        message_number, p_seq, p_moment, p_run_after, p_expires_at, write_message.id, write_message.receivers, p_topic, p_unique_key, p_key,
+        stood_in, p_data
+    )
     on conflict on constraint topic_messages_id_key do nothing;
     if not found then
         raise exception 'message % is being published to another topic', write_message.id
@@ -246,7 +259,7 @@ begin
     end if;
 end
 $$;
-comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz, text) is
+comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz, text, text) is
     'Part of publish and publish_many: writes a message and its copies, for a caller who holds the topic.';
 
 create or replace function penstock.publish(
@@ -257,6 +270,7 @@ create or replace function penstock.publish(
     p_run_after timestamptz default null,
     p_expires_at timestamptz default null,
     p_traceparent text default null,
+    p_key text default null,
     out id uuid,
     out seq bigint,
     out receivers integer,
@@ -273,7 +287,9 @@ declare
     moment timestamptz;
     there record;
 begin
-    perform penstock.check_message(coalesce(p_topic, 'null'), p_data, p_unique_key);
+    if p_data is null or not penstock.is_key(p_unique_key) or not penstock.is_key(p_key) then
+        perform penstock.check_message(coalesce(p_topic, 'null'), p_data, p_unique_key, p_key);
+    end if;
     if penstock.is_odd(p_data) then
         perform penstock.check_json(p_data, format('the message for %s', p_topic));
     end if;
@@ -313,7 +329,7 @@ begin
     outcome := 'published';
     select written.id, written.receivers, written.coalesced into id, receivers, coalesced
     from penstock.write_message(
-        p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at, p_traceparent
+        p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at, p_traceparent, p_key
     ) as written;
     update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
     if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
@@ -321,8 +337,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.publish(text, jsonb, uuid, text, timestamptz, timestamptz, text) is
-    'Publishes a message to the subscribers that a topic has when the caller''s transaction commits: each gets a copy as a job. p_id: the same id again is the same message (outcome duplicate). p_unique_key: a subscriber in whose queue a copy with this key waits gets no other (counted in coalesced). p_run_after, p_expires_at: of each copy. p_traceparent: its trace context (W3C); null: that of the transaction (set local penstock.traceparent). Holds the topic until the transaction ends, so publish last. PS404 when there is no such topic.';
+comment on function penstock.publish(text, jsonb, uuid, text, timestamptz, timestamptz, text, text) is
+    'Publishes a message to the subscribers that a topic has when the caller''s transaction commits: each gets a copy as a job. p_id: the same id again is the same message (outcome duplicate). p_unique_key: a subscriber in whose queue a copy with this key waits gets no other (counted in coalesced). p_run_after, p_expires_at: of each copy. p_key: key of each copy. p_traceparent: its trace context (W3C); null: that of the transaction (set local penstock.traceparent). Holds the topic until the transaction ends, so publish last. PS404 when there is no such topic.';
 
 create or replace function penstock.publish_json(p_topic text, p_message jsonb)
 returns table (id uuid, seq bigint, receivers integer, coalesced integer, outcome text)
@@ -332,7 +348,7 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at', 'traceparent'];
+    known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at', 'traceparent', 'key'];
     is_one constant boolean := jsonb_typeof(p_message) is distinct from 'array';
     documents constant jsonb := case when is_one then jsonb_build_array(p_message) else p_message end;
     given record;
@@ -345,7 +361,8 @@ begin
             array_agg(message ->> 'unique_key' order by place) as unique_keys,
             array_agg(penstock.moment(message -> 'run_after') order by place) as run_after,
             array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at,
-            array_agg(message ->> 'traceparent' order by place) as traceparents
+            array_agg(message ->> 'traceparent' order by place) as traceparents,
+            array_agg(message ->> 'key' order by place) as keys
         into given
         from jsonb_array_elements(documents) with ordinality as one (message, place);
     exception
@@ -357,7 +374,8 @@ begin
         return query
         select published.*
         from penstock.publish(
-            p_topic, given.data[1], given.ids[1], given.unique_keys[1], given.run_after[1], given.expires_at[1], given.traceparents[1]
+            p_topic, given.data[1], given.ids[1], given.unique_keys[1], given.run_after[1], given.expires_at[1], given.traceparents[1],
+            given.keys[1]
         ) as published;
     else
         return query
@@ -365,11 +383,11 @@ begin
         from penstock.publish_many(
             p_topic, coalesce(given.data, '{}'),
             array(select coalesce(one.id, penstock.new_id()) from unnest(given.ids) with ordinality as one (id, place) order by one.place),
-            given.unique_keys, given.run_after, given.expires_at, given.traceparents
+            given.unique_keys, given.run_after, given.expires_at, given.traceparents, given.keys
         ) as published
         order by published.ordinal;
     end if;
 end
 $$;
 comment on function penstock.publish_json(text, jsonb) is
-    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at, traceparent}, each optional; times are text, or numbers of seconds from now. An array of such objects: publish_many, with a row for each in their order.';
+    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at, traceparent, key}, each optional; times are text, or numbers of seconds from now. An array of such objects: publish_many, with a row for each in their order.';

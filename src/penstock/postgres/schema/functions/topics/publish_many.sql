@@ -2,7 +2,7 @@
 
 create or replace function penstock.insert_many_copies(
     p_topic text, p_data jsonb[], p_ids uuid[], p_run_after timestamptz[], p_expires_at timestamptz[], p_numbers bigint[],
-    p_last_seq bigint, p_moment timestamptz, p_traceparents text[]
+    p_last_seq bigint, p_moment timestamptz, p_traceparents text[], p_keys text[]
 )
 returns integer
 language plpgsql
@@ -12,11 +12,11 @@ declare
 begin
     with given as (
         select
-            message.data, message.id, message.run_after, message.expires_at, message.number, p_last_seq + message.place as seq,
+            message.data, message.id, message.run_after, message.expires_at, message.number, message.key, p_last_seq + message.place as seq,
             penstock.options_of_copies(message.traceparent) as options,
             left(penstock.first_copy_id(p_moment, message.number)::text, 24) as prefix
-        from unnest(p_data, p_ids, p_run_after, p_expires_at, p_numbers, p_traceparents) with ordinality
-            as message (data, id, run_after, expires_at, number, traceparent, place)
+        from unnest(p_data, p_ids, p_run_after, p_expires_at, p_numbers, p_traceparents, p_keys) with ordinality
+            as message (data, id, run_after, expires_at, number, traceparent, key, place)
     ),
     copies as (
         insert into penstock.queued_jobs
@@ -29,7 +29,7 @@ begin
         from (
             select
                 (given.prefix || lpad(to_hex(subscriber.number), 12, '0'))::uuid as copy_id,
-                subscriber.queue, subscriber.key, type.max_attempts, given.number, given.run_after, given.expires_at, given.options
+                subscriber.queue, coalesce(subscriber.key, given.key) as key, type.max_attempts, given.number, given.run_after, given.expires_at, given.options
             from given
             join penstock.subscriptions as subscriber on subscriber.topic = p_topic
             cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
@@ -42,9 +42,10 @@ begin
     counted as (
         select copies.message, count(*)::integer as copies from copies group by copies.message
     )
-    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, data)
+    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, key, data)
     select
-        given.number, given.seq, p_moment, given.run_after, given.expires_at, given.id, coalesce(counted.copies, 0), p_topic, given.data
+        given.number, given.seq, p_moment, given.run_after, given.expires_at, given.id, coalesce(counted.copies, 0), p_topic, given.key,
+        given.data
     from given
     left join counted on counted.message = given.number
     on conflict on constraint topic_messages_id_key do nothing;
@@ -52,12 +53,12 @@ begin
     return written;
 end
 $$;
-comment on function penstock.insert_many_copies(text, jsonb[], uuid[], timestamptz[], timestamptz[], bigint[], bigint, timestamptz, text[]) is
+comment on function penstock.insert_many_copies(text, jsonb[], uuid[], timestamptz[], timestamptz[], bigint[], bigint, timestamptz, text[], text[]) is
     'Part of publish_many: writes messages without unique keys, and their copies. Returns how many messages.';
 
 create or replace function penstock.check_messages(
     p_topic text, p_data jsonb[], p_ids uuid[], p_unique_keys text[], p_run_after timestamptz[], p_expires_at timestamptz[],
-    p_traceparents text[]
+    p_traceparents text[], p_keys text[]
 )
 returns void
 language plpgsql
@@ -72,7 +73,7 @@ begin
     end if;
     perform penstock.check_lists(array[
         array_dims(p_data), array_dims(p_ids), array_dims(p_unique_keys), array_dims(p_run_after), array_dims(p_expires_at),
-        array_dims(p_traceparents)
+        array_dims(p_traceparents), array_dims(p_keys)
     ]);
     if coalesce(cardinality(p_ids), size) <> size or array_position(p_ids, null) is not null then
         raise exception 'there are not as many ids as messages'
@@ -81,7 +82,8 @@ begin
     if coalesce(cardinality(p_unique_keys), size) <> size
         or coalesce(cardinality(p_run_after), size) <> size
         or coalesce(cardinality(p_expires_at), size) <> size
-        or coalesce(cardinality(p_traceparents), size) <> size then
+        or coalesce(cardinality(p_traceparents), size) <> size
+        or coalesce(cardinality(p_keys), size) <> size then
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one element for each message, or null instead of an array.';
     end if;
@@ -92,11 +94,11 @@ begin
     perform penstock.check_each_json(p_data, format('a message for %s', p_topic));
     perform penstock.check_times(p_run_after || p_expires_at);
     for place in 1 .. size loop
-        perform penstock.check_message(coalesce(p_topic, 'null'), p_data[place], p_unique_keys[place]);
+        perform penstock.check_message(coalesce(p_topic, 'null'), p_data[place], p_unique_keys[place], p_keys[place]);
     end loop;
 end
 $$;
-comment on function penstock.check_messages(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[], text[]) is
+comment on function penstock.check_messages(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[], text[], text[]) is
     'Part of publish_many: raises PS400 or PS413 for the first thing that is wrong.';
 
 -- Long, since all of it happens in one hold of the topic's lock: the checks that need the topic's rows, both ways of writing copies, the
@@ -108,7 +110,8 @@ create or replace function penstock.publish_many(
     p_unique_keys text[] default null,
     p_run_after timestamptz[] default null,
     p_expires_at timestamptz[] default null,
-    p_traceparents text[] default null
+    p_traceparents text[] default null,
+    p_keys text[] default null
 )
 returns table (ordinal integer, id uuid, seq bigint, receivers integer, outcome text, coalesced integer)
 language plpgsql
@@ -124,7 +127,7 @@ declare
     fresh integer[];
     other text;
 begin
-    perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at, p_traceparents);
+    perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at, p_traceparents, p_keys);
     topic := penstock.lock_topic(p_topic);
     if topic.encrypted then
         perform penstock.refuse_plain('topic ' || p_topic, p_data);
@@ -161,7 +164,7 @@ begin
         for nth in 1 .. cardinality(fresh) loop
             perform penstock.write_message(
                 p_topic, topic.last_seq + nth, moment, ids[fresh[nth]], p_data[fresh[nth]], p_unique_keys[fresh[nth]],
-                p_run_after[fresh[nth]], p_expires_at[fresh[nth]], p_traceparents[fresh[nth]]
+                p_run_after[fresh[nth]], p_expires_at[fresh[nth]], p_traceparents[fresh[nth]], p_keys[fresh[nth]]
             );
         end loop;
     elsif cardinality(fresh) > 0 then
@@ -174,7 +177,8 @@ begin
             array(select nextval('penstock.message_number') from unnest(fresh)),
             topic.last_seq,
             moment,
-            array(select p_traceparents[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth)
+            array(select p_traceparents[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
+            array(select p_keys[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth)
         ) <> cardinality(fresh) then
             raise exception 'a message with one of the ids is being published to another topic'
                 using errcode = 'PS409', hint = 'Every message needs an id of its own.';
@@ -196,5 +200,5 @@ begin
     order by given.place;
 end
 $$;
-comment on function penstock.publish_many(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[], text[]) is
+comment on function penstock.publish_many(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[], text[], text[]) is
     'Publishes up to 10,000 messages in their order, all or none; the arrays are what publish takes, null for the default of all. One change of the topic''s row, whatever their number; messages without unique keys are written in one statement.';

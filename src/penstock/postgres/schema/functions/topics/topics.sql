@@ -71,27 +71,27 @@ declare
     topic penstock.topics;
 begin
     perform penstock.check_topic(p_name);
-    perform penstock.check_options(p_options, array['keep', 'encrypted'], '{"keep": 10}');
+    perform penstock.check_options(p_options, array['catch_up', 'encrypted'], '{"catch_up": 10}');
     if p_options ? 'encrypted' and jsonb_typeof(p_options -> 'encrypted') <> 'boolean' then
         raise exception 'encrypted must be true or false, not %', left(p_options ->> 'encrypted', 100)
             using errcode = 'PS400', hint = 'It says whether messages are stored encrypted.';
     end if;
-    if p_options ? 'keep' and (
-        jsonb_typeof(p_options -> 'keep') <> 'number'
-        or (p_options -> 'keep')::numeric not between 0 and 100000
-        or (p_options -> 'keep')::numeric % 1 <> 0
+    if p_options ? 'catch_up' and (
+        jsonb_typeof(p_options -> 'catch_up') <> 'number'
+        or (p_options -> 'catch_up')::numeric not between 0 and 100000
+        or (p_options -> 'catch_up')::numeric % 1 <> 0
     ) then
-        raise exception 'keep must be a whole number from 0 to 100,000, not %', left(p_options ->> 'keep', 100)
+        raise exception 'catch_up must be a whole number from 0 to 100,000, not %', left(p_options ->> 'catch_up', 100)
             using errcode = 'PS400', hint = 'It is the number of messages that a new subscriber gets.';
     end if;
     select * into topic from penstock.topics where name = p_name;
     if found and (p_options = '{}' or topic.declaration is not distinct from p_options) then
         return topic;
     end if;
-    insert into penstock.topics (name, keep, declaration, created_at)
-    values (p_name, coalesce((p_options ->> 'keep')::integer, 0), p_options, penstock.clock())
+    insert into penstock.topics (name, catch_up, declaration, created_at)
+    values (p_name, coalesce((p_options ->> 'catch_up')::integer, 0), p_options, penstock.clock())
     on conflict (name) do update
-    set keep = coalesce((p_options ->> 'keep')::integer, topics.keep),
+    set catch_up = coalesce((p_options ->> 'catch_up')::integer, topics.catch_up),
         declaration = p_options
     where topics.declaration is distinct from p_options;
     if p_options ? 'encrypted' then
@@ -102,7 +102,7 @@ begin
 end
 $$;
 comment on function penstock.declare_topic(text, jsonb) is
-    'Creates a topic, or changes it when the declaration differs from the last one; one without options only creates. Options: keep, how many of the last messages a new subscriber gets (default 0); encrypted, whether messages are stored encrypted, which only an explicit false turns off again.';
+    'Creates a topic, or changes it when the declaration differs from the last one; one without options only creates. Options: catch_up, how many of the last messages a new subscriber gets (default 0); encrypted, whether messages are stored encrypted, which only an explicit false turns off again.';
 
 create or replace function penstock.encrypt_topic(p_name text, p_encrypted boolean)
 returns void

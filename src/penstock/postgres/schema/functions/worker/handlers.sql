@@ -1,4 +1,4 @@
--- What workers say of their handlers. See tables/0020_handlers.sql.
+-- What workers say of their handlers. See tables/0003_workers.sql.
 
 create or replace function penstock.note_handlers(p_handlers jsonb)
 returns void

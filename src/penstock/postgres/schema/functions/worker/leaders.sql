@@ -1,4 +1,4 @@
--- Tasks of the leader. See tables/0020_leader_tasks.sql.
+-- Tasks of the leader. See tables/0003_workers.sql.
 
 create or replace function penstock.declare_leader_task(p_name text)
 returns void

@@ -1,0 +1,1 @@
+"""An order with approval: durable steps, a sleep, a signal with a timeout, and children."""

@@ -1,0 +1,1 @@
+"""A nightly pipeline: a graph with Spark steps over the flights of a day."""

@@ -1,0 +1,35 @@
+"""A database that is only read, by statements that take a bounded time: what a dashboard looks through.
+
+Both bounds hold in the transaction of each statement, since a pooler gives each transaction another connection, and refuses
+settings at the start of a connection.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+
+
+class ReadOnlyDatabase(Database):
+    """A pool of connections whose statements cannot write, and end after `time_limit_s`.
+
+    Args:
+        url: URL or DSN of libpq.
+        settings: Settings of the pool.
+        application: Name of the connections in `pg_stat_activity`.
+    """
+
+    time_limit_s = 2.0
+
+    def __init__(self, url: str, settings: Settings, application: str = "penstock") -> None:
+        super().__init__(url, settings, application)
+        self._limit = f"set local statement_timeout = {math.ceil(self.time_limit_s * 1000)}"
+
+    async def fetch(self, query: str, *args: Any, retry: bool = False, timeout: float | None = None) -> list[Any]:
+        """See `Database.fetch`, without repetitions. Raises `DatabaseUnavailable` for a statement that takes too long."""
+        async with self._translating(), self._acquire() as connection, connection.transaction(readonly=True):
+            await connection.execute(self._limit)
+            return list(await connection.fetch(query, *args, timeout=timeout))

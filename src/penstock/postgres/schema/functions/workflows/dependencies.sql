@@ -1,0 +1,321 @@
+-- Jobs that are enqueued to run after others. The head of tables/0013_workflows.sql has the life of a waiting job.
+
+create or replace function penstock.checked_after(p_name text, p_options jsonb)
+returns jsonb
+language plpgsql
+immutable
+as $$
+declare
+    most constant integer := 100;
+    after uuid[];
+    problem text;
+    advice text := 'For example: {"after": ["018f4e9c-7b1a-7000-8000-000000000000"], "when": "finished"}.';
+begin
+    if coalesce(p_options ->> 'when', 'succeeded') not in ('succeeded', 'finished') then
+        problem := format('when must be succeeded or finished, not %s', left(p_options ->> 'when', 100));
+    elsif coalesce(p_options -> 'after', 'null') = 'null' then
+        if p_options ->> 'when' is not null then
+            problem := 'when is given without after';
+        end if;
+    elsif jsonb_typeof(p_options -> 'after') <> 'array' or jsonb_array_length(p_options -> 'after') = 0 then
+        problem := format('after must be an array of ids of jobs, not %s', left((p_options -> 'after')::text, 100));
+    elsif jsonb_array_length(p_options -> 'after') > most then
+        problem := format('a job waits for at most %s jobs, not %s', most, jsonb_array_length(p_options -> 'after'));
+        advice := 'Wait for a job that waits for them, in several steps.';
+    elsif coalesce(p_options -> 'unique_for', 'null') <> 'null' then
+        problem := 'unique_for and after exclude each other';
+        advice := 'Give a unique key without a period: the job holds it while it waits and while it is queued.';
+    else
+        begin
+            after := array(
+                select distinct replace(given.id, 'job_', '')::uuid
+                from jsonb_array_elements_text(p_options -> 'after') as given (id)
+                order by 1
+            );
+            if array_position(after, null) is not null then
+                problem := 'after has a null among its ids';
+            end if;
+        exception
+            when data_exception then
+                problem := format('after must be an array of ids of jobs, not %s', left((p_options -> 'after')::text, 100));
+        end;
+    end if;
+    if problem is not null then
+        raise exception 'invalid options of a job of %: %', p_name, problem
+            using errcode = 'PS400', hint = advice;
+    end if;
+    return (p_options - array['after', 'when'])
+        || case when after is not null then jsonb_build_object('after', to_jsonb(after)) else '{}' end
+        || case when p_options ->> 'when' = 'finished' then '{"when": "finished"}'::jsonb else '{}' end;
+end
+$$;
+comment on function penstock.checked_after(text, jsonb) is
+    'Part of enqueue_many: the options of a job with those that say for which jobs it waits as they are stored. Raises PS400.';
+
+create or replace function penstock.check_dependencies(p_name text, p_ids uuid[], p_options jsonb[])
+returns void
+language plpgsql
+as $$
+declare
+    unknown record;
+    places jsonb;
+begin
+    -- In this order, each in a statement of its own: a job goes from the first table to the second and then to the third.
+    with wanted as (
+        select given.place, after.id::uuid as id, p_ids[given.place] as job
+        from unnest(p_options) with ordinality as given (options, place)
+        cross join lateral jsonb_array_elements_text(given.options -> 'after') as after (id)
+    )
+    select array_agg(wanted.id) as ids, array_agg(wanted.place) as places into unknown
+    from wanted
+    where (select 1 from penstock.waiting_jobs as job where job.id = wanted.id) is null
+        and (select 1 from penstock.job_groups as job_group where job_group.id = wanted.id) is null;
+    select array_agg(wanted.id) as ids, array_agg(wanted.place) as places into unknown
+    from unnest(unknown.ids, unknown.places) as wanted (id, place)
+    where (select 1 from penstock.queued_jobs as job where job.id = wanted.id) is null;
+    if unknown.ids is null then
+        return;
+    end if;
+    -- The first place of each id of the call, in a document that finds it without a walk.
+    places := (select jsonb_object_agg(given.id, given.place order by given.place desc) from unnest(p_ids) with ordinality as given (id, place));
+    select wanted.id, wanted.place, (places ->> wanted.id::text)::bigint as here into unknown
+    from unnest(unknown.ids, unknown.places) as wanted (id, place)
+    -- A job of the same call, before it in the call, is known.
+    where coalesce((places ->> wanted.id::text)::bigint >= wanted.place, true)
+        and (select 1 from penstock.archived_jobs as job where job.id = wanted.id limit 1) is null
+    order by wanted.place
+    limit 1;
+    if unknown.here = unknown.place then
+        raise exception 'job % of % is to wait for itself', unknown.id, p_name
+            using errcode = 'PS400', hint = 'A job waits for other jobs.';
+    elsif unknown.here is not null then
+        raise exception 'job % of % is to wait for job %, which comes behind it in the same call', p_ids[unknown.place], p_name, unknown.id
+            using errcode = 'PS400', hint = 'Give a job behind those for which it waits. Jobs that wait for each other would never start.';
+    elsif unknown.id is not null then
+        raise exception 'job % of % is to wait for a job that does not exist: %', p_ids[unknown.place], p_name, unknown.id
+            using errcode = 'PS400',
+                  hint = 'Enqueue that job first, in the same transaction or in one that has committed. A job whose day was pruned from the archive is unknown too.';
+    end if;
+end
+$$;
+comment on function penstock.check_dependencies(text, uuid[], jsonb[]) is
+    'Part of enqueue_many: raises PS400 for a job that is to wait for a job which does not exist, for itself, or for a later one of the same call.';
+
+create or replace function penstock.add_dependencies(p_ids uuid[])
+returns void
+language plpgsql
+as $$
+declare
+    known uuid[];
+    held uuid[];
+begin
+    known := array(
+        select distinct after.id::uuid
+        from penstock.waiting_jobs as job
+        cross join lateral jsonb_array_elements_text(job.options -> 'after') as after (id)
+        where job.id = any (p_ids)
+    );
+    -- What is locked here cannot end, and cannot be released, before this transaction has ended. A job that runs is not locked: its
+    -- settlement would wait.
+    held := array(
+            select job_group.id from penstock.job_groups as job_group
+            where job_group.id = any (known) and job_group.finished_at is null
+            for key share skip locked
+        )
+        || array(select job.id from penstock.waiting_jobs as job where job.id = any (known) for update skip locked)
+        || array(select job.id from penstock.queued_jobs as job where job.id = any (known) and job.status = 'queued' for update skip locked);
+    update penstock.queued_jobs as job set awaited = true where job.id = any (held) and job.awaited is null;
+    insert into penstock.job_dependencies (job, after, at_any_end, linked)
+    select
+        job.id, after.id::uuid, job.options ? 'when',
+        -- Usually all of them, so that none is looked for in a long list.
+        cardinality(held) = cardinality(known) or after.id::uuid = any (held)
+    from penstock.waiting_jobs as job
+    cross join lateral jsonb_array_elements_text(job.options -> 'after') as after (id)
+    where job.id = any (p_ids);
+    if cardinality(held) < cardinality(known) then
+        perform penstock.tell_all('workflows', '');
+    end if;
+end
+$$;
+comment on function penstock.add_dependencies(uuid[]) is
+    'Part of enqueue_many: writes for which jobs these new waiting jobs wait, and marks those that it can lock.';
+
+create or replace function penstock.check_cycles(p_name text, p_ids uuid[], p_workflow uuid)
+returns void
+language plpgsql
+as $$
+declare
+    cycle record;
+begin
+    -- What waits for the group: jobs after it, the groups of these jobs, the groups around each group, and so on. Usually these are few.
+    with recursive waits as (
+        select p_workflow as id
+        union
+        select next.id
+        from waits
+        cross join lateral (
+            select dependency.job as id from penstock.job_dependencies as dependency where dependency.after = waits.id
+            union all
+            select job.workflow from penstock.waiting_jobs as job where job.id = waits.id and job.workflow is not null
+            union all
+            select job_group.parent from penstock.job_groups as job_group where job_group.id = waits.id and job_group.parent is not null
+        ) as next
+    )
+    select dependency.job, dependency.after, job_group.name as group_name into cycle
+    from penstock.job_dependencies as dependency
+    join penstock.job_groups as job_group on job_group.id = p_workflow
+    where dependency.job = any (p_ids) and dependency.after in (select waits.id from waits)
+    order by dependency.id
+    limit 1;
+    if found then
+        raise exception 'job % of % is to be a child of job group %, and to wait for %, which waits for this group or is the group', cycle.job, p_name, cycle.group_name, cycle.after
+            using errcode = 'PS400', hint = 'A group ends when its children have ended: enqueue the job outside of the group, or without that one in after.';
+    end if;
+end
+$$;
+comment on function penstock.check_cycles(text, uuid[], uuid) is
+    'Part of enqueue_many: raises PS400 when one of these new waiting jobs, children of a job group, waits for something that waits for this group.';
+
+-- Long, since the outcome of a job follows from its id, its unique key and the archive in this order, as in enqueue_one_by_one.
+create or replace function penstock.enqueue_dependents(
+    p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
+    p_slots integer[], p_options jsonb[], p_unique_for interval[], p_workflow uuid
+)
+returns table (ordinal integer, id uuid, outcome text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    plain constant integer[] := array(
+        select given.place from unnest(p_options) with ordinality as given (options, place)
+        where not coalesce(given.options ? 'after', false)
+        order by given.place
+    );
+    open integer[] := array(
+        select given.place from unnest(p_options) with ordinality as given (options, place)
+        where given.options ? 'after'
+        order by given.place
+    );
+    made uuid[];
+    all_made boolean;
+    new uuid[] := '{}';
+    tries integer := 0;
+    outcomes record;
+    merged jsonb := '{}';
+begin
+    if cardinality(plain) > 0 then
+        select
+            array_agg(plain[queued.ordinal]) as places, array_agg(queued.id) as ids, array_agg(queued.outcome) as outcomes,
+            coalesce(jsonb_object_agg(p_ids[plain[queued.ordinal]], queued.id) filter (where queued.outcome = 'coalesced'), '{}') as merged
+        into outcomes
+        from penstock.enqueue_one_by_one(
+            p_name, array(select p_data[place] from unnest(plain) as place), array(select p_ids[place] from unnest(plain) as place),
+            array(select p_keys[place] from unnest(plain) as place), array(select p_priorities[place] from unnest(plain) as place),
+            array(select p_run_after[place] from unnest(plain) as place), array(select p_expires_at[place] from unnest(plain) as place),
+            array(select p_unique_keys[place] from unnest(plain) as place), p_replay_of, p_moment, p_max_attempts,
+            array(select p_slots[place] from unnest(plain) as place), array(select p_options[place] from unnest(plain) as place),
+            array(select p_unique_for[place] from unnest(plain) as place), p_workflow
+        ) as queued;
+        merged := outcomes.merged;
+        return query select * from unnest(outcomes.places, outcomes.ids, outcomes.outcomes);
+        perform penstock.wake_claimers(p_name, cardinality(plain));
+    end if;
+    perform penstock.check_dependencies(p_name, p_ids, p_options);
+
+    while cardinality(open) > 0 loop
+        tries := tries + 1;
+        if tries > 100 then
+            raise exception 'job % of type % conflicts with others again and again', p_ids[open[1]], p_name
+                using errcode = '40001', hint = 'Retry the transaction.';
+        end if;
+        with inserted as (
+            insert into penstock.waiting_jobs
+            select (
+                penstock.new_job(
+                    p_ids[place], p_name, p_data[place], p_moment, p_max_attempts, p_run_after[place], p_expires_at[place], p_keys[place],
+                    coalesce(p_priorities[place], 0::smallint), p_unique_keys[place], null, p_replay_of, null, p_options[place],
+                    p_workflow
+                )
+            ).*
+            from unnest(open) as place
+            on conflict do nothing
+            returning waiting_jobs.id
+        )
+        select coalesce(array_agg(inserted.id), '{}') into made from inserted;
+        all_made := cardinality(made) = cardinality(open);
+        -- Statements of their own, with new snapshots: the insert may have waited for a job of the same id to be released, or archived.
+        return query
+        with known as (
+            delete from penstock.waiting_jobs as job
+            where job.id = any (made)
+                and (
+                    (select 1 from penstock.queued_jobs as queued where queued.id = job.id) is not null
+                    or (select 1 from penstock.archived_jobs as archived where archived.id = job.id limit 1) is not null
+                )
+            returning job.id, (select 1 from penstock.queued_jobs as queued where queued.id = job.id) is not null as queued
+        )
+        select place, known.id, case when known.queued then 'duplicate' else 'archived' end
+        from known
+        join unnest(open) as place on p_ids[place] = known.id;
+        return query
+        -- An id that stands in the call more than once is one job, that of its first place.
+        select place, p_ids[place], case when place = min(place) over (partition by p_ids[place]) then 'waiting' else 'duplicate' end
+        from unnest(open) as place
+        where (all_made or p_ids[place] = any (made))
+            and (select 1 from penstock.waiting_jobs as job where job.id = p_ids[place]) is not null;
+        open := array(select place from unnest(open) as place where not all_made and p_ids[place] <> all (made));
+        new := new || made;
+        exit when cardinality(open) = 0;
+        -- The row lock keeps the job from being released until this transaction has ended: what runs then sees what the caller wrote.
+        return query
+        select place, p_ids[place], 'duplicate'
+        from unnest(open) as place
+        join penstock.waiting_jobs as job on job.id = p_ids[place]
+        for share of job;
+        select
+            coalesce(array_agg(held.place), '{}') as places, array_agg(held.id) as ids,
+            coalesce(jsonb_object_agg(p_ids[held.place], held.id), '{}') as merged
+        into outcomes
+        from (
+            select place, job.id
+            from unnest(open) as place
+            join penstock.waiting_jobs as job
+                on job.name = p_name and job.unique_key = p_unique_keys[place] and job.coalesces and coalesce(job.key, '') = coalesce(p_keys[place], '')
+            where job.id <> p_ids[place]
+                and (select 1 from penstock.waiting_jobs as same where same.id = p_ids[place]) is null
+            for share of job
+        ) as held;
+        merged := merged || outcomes.merged;
+        return query select given.place, given.id, 'coalesced' from unnest(outcomes.places, outcomes.ids) as given (place, id);
+        open := array(
+            select place from unnest(open) as place
+            where (select 1 from penstock.waiting_jobs as job where job.id = p_ids[place]) is null
+                and (
+                    select 1 from penstock.waiting_jobs as job
+                    where job.name = p_name and job.unique_key = p_unique_keys[place] and job.coalesces
+                        and coalesce(job.key, '') = coalesce(p_keys[place], '')
+                ) is null
+        );
+    end loop;
+    if merged <> '{}' then
+        -- What is to run after a job of this call that has coalesced runs after the one that has its unique key.
+        update penstock.waiting_jobs as job
+        set options = jsonb_set(
+            job.options, '{after}',
+            (
+                select jsonb_agg(distinct coalesce(merged -> (after.id #>> '{}'), after.id))
+                from jsonb_array_elements(job.options -> 'after') as after (id)
+            )
+        )
+        where job.id = any (new) and job.options -> 'after' ?| array(select jsonb_object_keys(merged));
+    end if;
+    perform penstock.add_dependencies(new);
+    if p_workflow is not null and cardinality(new) > 0 then
+        perform penstock.check_cycles(p_name, new, p_workflow);
+    end if;
+end
+$$;
+comment on function penstock.enqueue_dependents(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[], interval[], uuid) is
+    'Part of enqueue_many, when jobs of a batch wait for others: writes these to waiting_jobs, and determines the outcome of each job.';

@@ -1,0 +1,184 @@
+"""The overview: what is wrong first, then how much waits, runs and finishes. The dashboard and `penstock top` show the same.
+
+Nothing here counts a whole queue: `penstock.top` has the same bound for any number of jobs, the gauges read the catalogue, and
+the rates of all types together are a row for each minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import ClassVar, Protocol, TypeVar
+
+from pydantic import ConfigDict
+
+from penstock.core.records import example
+from penstock.jobs import failures, type_queries
+from penstock.jobs.rates import Period, read_period
+from penstock.jobs.top import TopRecord, top
+from penstock.pools import views as pool_views
+from penstock.postgres import health
+from penstock.postgres.database import Database
+from penstock.postgres.health import GroupLag
+from penstock.worker import fleets, problems
+from penstock.worker.fleets import WorkerRecord
+from penstock.worker.problems import Problem
+
+T = TypeVar("T")
+_MOST_TYPES = 1_000
+_MOST_FAILURES = 1_000
+_EXAMPLE_OF_TIMES = {
+    "finished": 8123, "failed": 3, "retried": 41, "per_s": 2.26, "wait_p50_s": 0.004, "wait_p95_s": 0.09, "run_p50_s": 0.12,
+    "run_p95_s": 0.8,
+}  # fmt: skip
+
+
+class Read(Protocol):
+    """Reads something from the database, or has read it a moment ago."""
+
+    async def __call__(self, key: Hashable, call: Callable[[Database], Awaitable[T]], /) -> T:
+        """What `call` gives. `key`: all that it depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What finished in a period, and how long it took.
+
+    Attributes:
+        finished: Jobs that succeeded or failed.
+        failed: Jobs that failed.
+        retried: Attempts that failed, after which the job went back to the queue.
+        per_s: Jobs that finished each second, on average.
+        wait_p50_s: Seconds that half of the jobs waited at most; None: no time is known.
+        wait_p95_s: Seconds that 95 % of the jobs waited at most.
+        run_p50_s: Seconds that half of the attempts ran at most.
+        run_p95_s: Seconds that 95 % of the attempts ran at most.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example(_EXAMPLE_OF_TIMES)
+
+    finished: int
+    failed: int
+    retried: int
+    per_s: float
+    wait_p50_s: float | None
+    wait_p95_s: float | None
+    run_p50_s: float | None
+    run_p95_s: float | None
+
+    @classmethod
+    def of(cls, period: Period) -> Throughput:
+        """What finished in a period.
+
+        Args:
+            period: The period.
+        """
+        whole = period.whole
+        times = (whole.wait(0.5), whole.wait(0.95), whole.run(0.5), whole.run(0.95))
+        return cls(whole.finished, whole.failed, whole.retried, period.per_s, *times)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How the job types, workers and consumer groups are doing.
+
+    Attributes:
+        at: When it was read; of readings that a server keeps for some time, when the oldest was.
+        problems: What is wrong, worst first.
+        ready: Number of jobs that could start now.
+        in_progress: Number of jobs that belong to a worker.
+        deferred: Number of jobs that wait for their time.
+        oldest_ready_s: Seconds since the oldest ready job could start; None: no job is ready.
+        looked_at: Share of the ready and running jobs that were looked at; below 1 the numbers are estimates.
+        workers: Number of workers that live.
+        hour: What finished in the last hour, as far as processes have written it.
+        day: What finished in the last day.
+        types: The job types with jobs, the fullest first.
+        lags: The consumer groups, the one that is furthest behind first.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "at": "2026-01-11T18:26:26Z", "problems": [], "ready": 120, "in_progress": 8, "deferred": 3, "oldest_ready_s": 0.4,
+        "looked_at": 1.0, "workers": 2, "hour": _EXAMPLE_OF_TIMES, "day": _EXAMPLE_OF_TIMES, "types": [], "lags": [],
+    })  # fmt: skip
+
+    at: datetime
+    problems: list[Problem]
+    ready: int
+    in_progress: int
+    deferred: int
+    oldest_ready_s: float | None
+    looked_at: float
+    workers: int
+    hour: Throughput
+    day: Throughput
+    types: list[TopRecord]
+    lags: list[GroupLag]
+
+
+def reading(database: Database) -> Read:
+    """Reads from a database."""
+
+    async def read(_: Hashable, call: Callable[[Database], Awaitable[T]], /) -> T:
+        return await call(database)
+
+    return read
+
+
+async def look(
+    read: Read, names: Collection[str] | None = None, see: Callable[[WorkerRecord], WorkerRecord] = lambda worker: worker
+) -> Overview:
+    """The overview.
+
+    Args:
+        read: How it is read.
+        names: Only what belongs to these job types, streams and pools; None: everything.
+        see: A worker as the reader may see it.
+    """
+
+    def shown(name: str) -> bool:
+        return names is None or name in names
+
+    chosen = None if names is None else tuple(sorted(names))
+    loads = [one for one in await read("top", _top) if shown(one.name)]
+    types = [one for one in await read("types", type_queries.job_types) if shown(one.name)]
+    found_workers = await read("workers", fleets.workers)
+    workers = [see(one) for one in found_workers if names is None or not set(one.names).isdisjoint(names)]
+    failed = await read(("failures", chosen), partial(_failures, names=chosen))
+    lags = [lag for lag in await read("lags", health.stream_lags) if shown(lag.stream)]
+    quarantined = await read("quarantined", pool_views.quarantined_counts)
+    hour, day = [await read(("rates", chosen, wide), partial(read_period, names=chosen, wide=wide)) for wide in (False, True)]
+    found = [
+        *problems.of_failures(failed, datetime.now(UTC), whole=len(failed) < _MOST_FAILURES),
+        *problems.of_types(loads, types, workers),
+        *problems.of_workers(workers),
+        *problems.of_streams(lags),
+        *problems.of_keys({name: number for name, number in quarantined.items() if shown(name)}),
+    ]
+    if names is None:
+        found += problems.of_database(await read("gauges", health.gauges), await read("lakes", health.lake_lags))
+    return Overview(
+        at=datetime.now(UTC),
+        problems=problems.worst_first(found),
+        ready=sum(load.ready for load in loads),
+        in_progress=sum(load.in_progress for load in loads),
+        deferred=sum(load.deferred for load in loads),
+        oldest_ready_s=max((load.oldest_ready_s for load in loads if load.oldest_ready_s is not None), default=None),
+        looked_at=min((load.looked_at for load in loads), default=1.0),
+        workers=sum(worker.alive for worker in workers),
+        hour=Throughput.of(hour),
+        day=Throughput.of(day),
+        types=sorted(loads, key=lambda load: (load.ready + load.in_progress, load.finished), reverse=True),
+        lags=sorted(lags, key=lambda lag: lag.lag, reverse=True),
+    )
+
+
+async def _top(database: Database) -> list[TopRecord]:
+    return await top(database, "types", limit=_MOST_TYPES)
+
+
+async def _failures(database: Database, names: tuple[str, ...] | None) -> list[failures.Failure]:
+    since = datetime.now(UTC) - problems.HOUR
+    return await failures.recent_failures(database, names, since, _MOST_FAILURES, muted=False)

@@ -1,0 +1,155 @@
+"""What is wrong, worst first, from what an overview reads: no input or output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import ClassVar
+from urllib.parse import quote
+
+from pydantic import ConfigDict
+
+from penstock.core.records import example
+from penstock.jobs.failures import Failure
+from penstock.jobs.records import JobTypeRecord
+from penstock.jobs.top import TopRecord
+from penstock.postgres.health import DatabaseGauge, GroupLag
+from penstock.worker.fleets import WorkerRecord
+
+_WAITS_LONG_S = 60.0
+_OLD_SNAPSHOT_S = 300.0
+_LAG_LONG_S = 60.0
+_LAKE_BEHIND_S = 86_400.0
+HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong.
+
+    Attributes:
+        level: `problem` (work stands still, or fails) or `warning`.
+        text: What is so.
+        to: The page that shows it, relative to the dashboard.
+        advice: What to do; empty: the page says it.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "level": "warning", "text": "invoices is paused, and 12 jobs wait", "to": "types/invoices", "advice": "",
+    })  # fmt: skip
+
+    level: str
+    text: str
+    to: str
+    advice: str = ""
+
+
+def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers: Sequence[WorkerRecord]) -> list[Problem]:
+    """Types for which no worker works, that wait too long, or are paused with jobs."""
+    paused = {record.name for record in types if record.paused_at is not None or record.concurrency == 0}
+    worked = {name for worker in workers if worker.alive for name in worker.names}
+    found = []
+    for load in loads:
+        if not load.ready:
+            continue
+        to = f"types/{_segment(load.name)}"
+        waited = load.oldest_ready_s or 0.0
+        if load.name in paused:
+            found.append(Problem("warning", f"{load.name} is paused, and {load.ready:,} jobs wait", to))
+        elif load.name not in worked:
+            found.append(
+                Problem(
+                    "problem",
+                    f"{load.ready:,} jobs of {load.name} wait, and no worker works on this type",
+                    to,
+                    "Start one: penstock worker MODULE:APP",
+                )
+            )
+        elif waited > _WAITS_LONG_S:
+            found.append(Problem("warning", f"The oldest job of {load.name} has waited {waited:,.0f} s for a worker", to))
+    return found
+
+
+def of_failures(failures: Sequence[Failure], now: datetime, *, whole: bool) -> list[Problem]:
+    """Types whose jobs failed in the last hour, most first."""
+    recent = Counter(failure.name for failure in failures if failure.finished_at > now - HOUR)
+    least = "" if whole else "at least "
+    return [
+        Problem("problem", f"{least}{number:,} jobs of {name} failed in the last hour", f"failures?type={_segment(name)}")
+        for name, number in recent.most_common()
+    ]
+
+
+def of_workers(workers: Sequence[WorkerRecord]) -> list[Problem]:
+    """Workers that make no progress, and consumers that have ended."""
+    found = []
+    for worker in workers:
+        if not worker.alive:
+            continue
+        if worker.blocked_since is not None:
+            by = worker.blocked_by or "something"
+            found.append(Problem("problem", f"The event loop of {worker.id} makes no progress: {by} blocks it", "workers"))
+        found += [
+            Problem("problem", f"The consumer {consumer} has ended in {worker.id}: it halted", "workers")
+            for consumer in worker.halted
+        ]
+    return found
+
+
+def of_streams(lags: Sequence[GroupLag]) -> list[Problem]:
+    """Consumer groups that stand before a quarantined partition, or are far behind."""
+    found = []
+    for lag in lags:
+        to = f"streams/{_segment(lag.stream)}"
+        if lag.quarantined:
+            found.append(
+                Problem("problem", f"{lag.quarantined} partitions of {lag.stream} are quarantined for the group {lag.group}", to)
+            )
+        elif lag.lag_s > _LAG_LONG_S:
+            found.append(
+                Problem(
+                    "warning",
+                    f"The group {lag.group} is {lag.lag:,} events behind in {lag.stream}; the oldest waits {lag.lag_s:,.0f} s",
+                    to,
+                )
+            )
+    return found
+
+
+def of_keys(quarantined: Mapping[str, int]) -> list[Problem]:
+    """Pools with keys for which the assignment rule fails."""
+    return [
+        Problem("problem", f"{number} keys of the pool {name} are quarantined", f"pools/{_segment(name)}")
+        for name, number in quarantined.items()
+        if number
+    ]
+
+
+def of_database(gauges: Sequence[DatabaseGauge], lakes: Mapping[str, float]) -> list[Problem]:
+    """Old transactions, missing days of the archive, lakes that are behind."""
+    found = []
+    for gauge in gauges:
+        if gauge.gauge == "oldest_snapshot_seconds" and gauge.amount > _OLD_SNAPSHOT_S:
+            text = f"A transaction has been open for {gauge.amount:,.0f} s: dead rows cannot be removed"
+            found.append(Problem("warning", text, "health"))
+        if gauge.gauge == "archive_day_missing" and gauge.amount:
+            found.append(
+                Problem("problem", f"The archive has no partition for {gauge.label}", "health", "A running worker makes it.")
+            )
+    found += [
+        Problem("warning", f"The lake {name} is {behind_s / 3600:,.0f} h behind", "health", "Run: penstock history run")
+        for name, behind_s in lakes.items()
+        if behind_s > _LAKE_BEHIND_S
+    ]
+    return found
+
+
+def worst_first(problems: Sequence[Problem]) -> list[Problem]:
+    """Problems before warnings, otherwise in order."""
+    return sorted(problems, key=lambda problem: problem.level != "problem")
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")

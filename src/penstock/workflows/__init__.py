@@ -1,0 +1,1 @@
+"""Workflows: jobs that wait for other jobs."""

@@ -1,0 +1,115 @@
+"""Live pages, and the poller that reads for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from penstock import Penstock
+from penstock.testing import TemporaryDatabases
+from tests.http.dashboard_browser import Reader
+from tests.http.dashboard_server import reader
+from tests.http.http_server import TOKEN, Served, serving
+
+
+def test_one_user_does_not_take_all_live_connections(dashboard: Served) -> None:
+    with reader(dashboard, "work") as greedy, reader(dashboard, "admin") as other, ExitStack() as stack:
+        answers = [stack.enter_context(connection_of(greedy, "live?page=topics")) for _ in range(60)]
+        assert [b" 200 " in first_of(answer) for answer in answers].count(True) == 50
+        assert b" 200 " in first_of(stack.enter_context(connection_of(other, "live?page=topics")))
+
+
+def connection_of(reading: Reader, path: str) -> socket.socket:
+    """A connection on which a request is sent, so that all are open at once."""
+    request = reading.client.build_request("GET", path)
+    connection = socket.create_connection((request.url.host, request.url.port or 80), timeout=60)
+    lines = [f"GET /{path} HTTP/1.1", f"Host: {request.headers['host']}", f"Cookie: {request.headers['cookie']}"]
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    return connection
+
+
+def first_of(connection: socket.socket) -> bytes:
+    """The first line of an answer."""
+    return connection.recv(20)
+
+
+def frames(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in answer.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def test_an_open_page_shows_what_changes(dashboard: Served, admin: Reader) -> None:
+    with admin.client.stream("GET", "live", params={"page": "types"}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        coming = frames(answer)
+        name, first = next(coming)
+        assert name == "page" and "live-type" not in first["html"]
+        with dashboard.client() as client:
+            body = {"name": "live-type", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+            assert client.post("/v1/jobs", json=body).status_code == 201
+        assert any("live-type" in data["html"] for name, data in coming if name == "page")
+
+
+def test_a_page_is_not_sent_again_when_the_same_was_read_again(admin: Reader) -> None:
+    page = admin.get("schedules").text
+    version = page.split('data-version="')[1].partition('"')[0]
+    with admin.client.stream("GET", "live", params={"page": "schedules", "seen": version}) as answer:
+        (first, one), (second, other) = islice(frames(answer), 2)
+    assert (first, second) == ("read", "read")
+    assert one["at"] < other["at"]
+
+
+def test_while_the_database_is_away_a_page_says_so_and_comes_back(databases: TemporaryDatabases) -> None:
+    with databases.database() as url, serving(url) as served, Reader(served.base_url + "/") as reading:
+        reading.log_in("admin", TOKEN)
+        assert "What is wrong" in reading.get("").text
+        name = asyncio.run(name_of(url))
+        with reading.client.stream("GET", "live", params={"page": ""}) as answer:
+            coming = frames(answer)
+            next(coming)
+            asyncio.run(databases.execute(f'alter database "{name}" allow_connections false'))
+            asyncio.run(databases.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"))
+            assert any(kind == "page" and "this is old" in data["html"] for kind, data in coming)
+            never_read = reading.get("topics")
+            assert never_read.status_code == 503 and "data-retry" in never_read.text
+            assert reading.post("types/absent/pause").status_code == 503
+            asyncio.run(databases.execute(f'alter database "{name}" allow_connections true'))
+            assert any(kind == "page" and "this is old" not in data["html"] for kind, data in coming)
+
+
+async def name_of(url: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        return str(await connection.fetchval("select current_database()"))
+    finally:
+        await connection.close()
+
+
+async def test_a_statement_of_the_poller_cannot_write_and_ends_in_time(dashboard: Served) -> None:
+    from penstock.errors import DatabaseUnavailable, PenstockError
+    from penstock.postgres.read_only import ReadOnlyDatabase
+
+    async with Penstock(dashboard.database_url) as app:
+        database = (await app.database()).beside(app.settings, "test", ReadOnlyDatabase)
+        await database.open()
+        with pytest.raises(DatabaseUnavailable, match="read-only"):
+            await database.fetch("select penstock.begin_change('a', 'b', '{}')")
+        with pytest.raises(DatabaseUnavailable, match="statement timeout"):
+            await database.fetch("select pg_sleep(60)")
+        assert await database.fetchval("select 1") == 1
+        with pytest.raises(PenstockError):
+            await database.fetch("create table public.mine ()")
+        await database.close()
