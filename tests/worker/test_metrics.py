@@ -21,6 +21,7 @@ from penstock import Penstock
 from penstock.core import measuring
 from penstock.core.measuring import measured
 from penstock.core.meter import OTHERS, Meter
+from penstock.core.tally import Tally
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.http.metrics import Metrics
 from penstock.jobs import claim_queries, worker_queries
@@ -257,11 +258,18 @@ def ready(waited_s: float = 0.0) -> tuple[datetime, datetime]:
     return at - timedelta(hours=1), at
 
 
+def metered() -> tuple[Meter, Tally]:
+    """A meter that follows a tally."""
+    meter, tally = Meter(), Tally()
+    meter.follow(tally)
+    return meter, tally
+
+
 def test_many_times_that_are_counted_together_are_all_counted() -> None:
-    meter = Meter()
+    meter, tally = metered()
     started = time.monotonic()
     for number in range(1_001):
-        meter.ended.append(("mail", "succeeded", *ready(100.0), started, started + (0.002 if number else 20.0)))
+        tally.attempts("mail", "succeeded").ended(*ready(100.0), started, started + (0.002 if number else 20.0))
     values = {
         (sample.name, sample.labels.get("le")): sample.value for family in meter.registry.collect() for sample in family.samples
     }
@@ -282,9 +290,9 @@ class Looked(datetime):
 
 
 def test_of_many_attempts_that_end_together_few_waits_are_computed_and_stand_for_all() -> None:
-    meter, at = Meter(), Looked.now(UTC)
+    (meter, tally), at = metered(), Looked.now(UTC)
     for _ in range(500):
-        meter.ended.append(("mail", "succeeded", at, at, 0.0, 0.1))
+        tally.attempts("mail", "succeeded").ended(at, at, 0.0, 0.1)
     assert count(meter, "penstock_job_wait_seconds_count") == pytest.approx(500)
     assert Looked.looks < 64
 
@@ -295,10 +303,10 @@ def count(meter: Meter, sample: str) -> float:
 
 
 def test_names_without_end_make_no_series_without_end() -> None:
-    meter = Meter()
+    meter, tally = metered()
     job = ready()
     for number in range(200_000):
-        meter.ended.append((f"type-{number}", "succeeded", *job, 0.0, 0.1))
+        tally.attempts(f"type-{number}", "succeeded").ended(*job, 0.0, 0.1)
     meter.fold()
     for number in range(5_000):
         name = f"name-{number}"
@@ -360,12 +368,12 @@ def test_a_server_too_has_a_bounded_number_of_series() -> None:
 
 
 def test_times_are_counted_as_they_were() -> None:
-    meter = Meter()
+    meter, tally = metered()
     started = time.monotonic()
     waits, runs = (-5.0, 0.0005, 0.3, 0.4, 4.0, 100_000.0), (0.0005, 0.0015, 7_000.0, 7_201.0, 0.0, 3.0)
     for wait, run in zip(waits, runs, strict=True):
-        meter.ended.append(("mail", "succeeded", *ready(wait), started, started + run))
-    meter.ended.append(("mail", "failed", *ready(), started, started + 0.2))
+        tally.attempts("mail", "succeeded").ended(*ready(wait), started, started + run)
+    tally.attempts("mail", "failed").ended(*ready(), started, started + 0.2)
     values = {
         (sample.name, sample.labels.get("outcome"), sample.labels.get("le")): sample.value
         for family in meter.registry.collect()
@@ -384,8 +392,8 @@ def test_times_are_counted_as_they_were() -> None:
 def test_processes_are_added_up_and_versions_are_not() -> None:
     reports = []
     for seconds in (0.2, 20.0):
-        meter = Meter()
-        meter.ended.append(("mail", "succeeded", *ready(), 0.0, seconds))
+        meter, tally = metered()
+        tally.attempts("mail", "succeeded").ended(*ready(), 0.0, seconds)
         meter.recovered(2)
         reports.append(list(meter.registry.collect()))
     values = {(sample.name, sample.labels.get("le")): sample.value for family in merged(reports) for sample in family.samples}

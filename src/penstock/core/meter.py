@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from penstock._version import __version__
-from penstock.core.tally import OTHERS, REFUSED, TIMES, BoundedNames, Ended, Tally, buckets, observe
+from penstock.core.tally import OTHERS, REFUSED, TIMES, BoundedNames, Tally, buckets, observe
 from penstock.errors import DatabaseUnavailable, PenstockError
 
 _CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -101,7 +101,6 @@ class Meter:
 
     Attributes:
         registry: All of them.
-        ended: Attempts that ended and belong to no tally that it follows.
         times: The histograms of the times of each job.
     """
 
@@ -118,9 +117,6 @@ class Meter:
             "penstock_job_run_seconds", "Time that an attempt ran, by its outcome.", ["type", "outcome"], self._types
         )
         self._tallies: list[Tally] = []
-        own = Tally()
-        self.ended: list[Ended] = own.ended
-        self.follow(own)
         self.times = Gauges(self._times)
         registry.register(self.times)
         registry.register(Gauges(lambda: [info()]))
@@ -175,9 +171,12 @@ class Meter:
         for tally in list(self._tallies):
             tally.fold()
 
-    def timed(self, name: str, outcome: str, runs: Sequence[float], waits: Sequence[float], weight: float) -> None:
+    def ran(self, name: str, outcome: str, runs: Sequence[float]) -> None:
         """See `penstock.core.tally.Follower`."""
         self._run.observe((name, outcome), runs)
+
+    def waited(self, name: str, outcome: str, waits: Sequence[float], weight: float) -> None:
+        """See `penstock.core.tally.Follower`."""
         self._wait.observe((name, outcome), waits, weight)
 
     def claimed(self, jobs: int, seconds: float) -> None:

@@ -1,8 +1,9 @@
 """What a process counts of the attempts that end: numbers by outcome, and the times of each, in buckets.
 
-The times of each job are not observed one by one: that would cost a worker a tenth of its throughput. The executor appends a
-tuple for each attempt that ended, and they are folded into the buckets many at a time, by functions that are written in C. A
-server that settles what ran elsewhere gets the times of a batch from the database, with the statement that it needs anyway.
+The times of each job are not observed one by one: that would cost a worker a tenth of its throughput. The executor notes how long
+each attempt ran as a plain number, which keeps no object of the job in memory, and the numbers are folded into the buckets many
+at a time, by functions that are written in C. A server that settles what ran elsewhere gets the times of a batch from the
+database, with the statement that it needs anyway.
 
 There is one tally for each database, see `of`. Every minute what it holds is written there (`penstock.worker.rates`); a meter
 that follows it keeps the same times for Prometheus. Names are bounded: the first thousand job types have counts of their own, and
@@ -11,23 +12,23 @@ all others share those of the name "others".
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, TypeAlias
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 OTHERS = "others"
 TIMES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 """Bounds of the buckets, in seconds; one more bucket has what is longer. `penstock.rates` in the database has the same."""
 _MOST_NAMES = 1_000
-# Where at least so many attempts are counted together, the waits of about so many of them are counted, as a sample.
-_MOST_WAITS = 32
+# Of the attempts that are folded together the waits of the first ones are counted, then every 32nd one, as a sample.
+_FIRST_WAITS = 32
 # While jobs are settled, so many attempts are folded together: folding a few costs as much as folding many.
 _FOLDED_TOGETHER = 512
 # A callback for a job that does not exist may name any type.
@@ -36,17 +37,14 @@ REFUSED = frozenset(("stale", "unknown"))
 _UNTIMED = REFUSED | {"released"}
 
 
-Ended: TypeAlias = tuple[str, str, datetime, datetime, float, float]
-"""An attempt that ended: job type, outcome, the time before which the job could not run and the time of its enqueue (both by the
-clock of the database), when it got its place and when it ended (both by the monotonic clock). Not the job, which would keep its
-payload in memory."""
-
-
 class Follower(Protocol):
     """Something else that receives the times of a tally."""
 
-    def timed(self, name: str, outcome: str, runs: Sequence[float], waits: Sequence[float], weight: float) -> None:
-        """Attempts of a type ended with an outcome: how long they ran, and how long `1 / weight` of them waited, sorted."""
+    def ran(self, name: str, outcome: str, runs: Sequence[float]) -> None:
+        """Attempts of a type ended with an outcome: how long they ran, sorted."""
+
+    def waited(self, name: str, outcome: str, waits: Sequence[float], weight: float) -> None:
+        """How long some of them waited, sorted; each stands for `weight` attempts."""
 
 
 class BoundedNames:
@@ -102,15 +100,40 @@ class TypeTally:
     runs: list[float] = field(default_factory=buckets)
 
 
-class Tally:
-    """The attempts that ended in this process and belong to one database, since they were last taken.
+class Attempts:
+    """The times of the attempts of one job type with one outcome that are not folded yet."""
 
-    Attributes:
-        ended: Attempts that ended, to which the executor appends.
-    """
+    __slots__ = ("_runs", "_waits")
 
     def __init__(self) -> None:
-        self.ended: list[Ended] = []
+        self._runs = array("d")
+        # Converting the times of a job is expensive: that is left to the fold, and done for a sample.
+        self._waits: list[tuple[datetime, datetime, float]] = []
+
+    def ended(self, run_after: datetime, created_at: datetime, since: float, until: float) -> None:
+        """Note an attempt that ended: the time before which the job could not run and that of its enqueue, by the clock of the
+        database; when the attempt got its place and when it ended, by the monotonic clock.
+        """
+        runs = self._runs
+        runs.append(until - since)
+        if (number := len(runs)) <= _FIRST_WAITS or not number % 32:
+            self._waits.append((run_after, created_at, since))
+
+    def take(self) -> tuple[Sequence[float], Sequence[tuple[datetime, datetime, float]]]:
+        """How long they ran, and the sample of what says how long they waited; other threads may note attempts meanwhile."""
+        waits = self._waits[:]
+        runs = self._runs[:]
+        del self._runs[: len(runs)], self._waits[: len(waits)]
+        return runs, waits
+
+
+class Tally:
+    """The attempts that ended in this process and belong to one database, since they were last taken."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[tuple[str, str], Attempts] = {}
+        self._noted_names = BoundedNames()
+        self._unfolded = 0
         self._types: dict[str, TypeTally] = {}
         self._names = BoundedNames()
         self._followers: list[Follower] = []
@@ -142,7 +165,8 @@ class Tally:
             for name, results in succeeded.items():
                 if results:
                     self._of(name).outcomes["succeeded"] += results
-        if len(self.ended) >= _FOLDED_TOGETHER:
+        self._unfolded += len(names)
+        if self._unfolded >= _FOLDED_TOGETHER:
             self.fold()
 
     def timed(self, ended: Iterable[tuple[str, str, float, float]]) -> None:
@@ -158,23 +182,18 @@ class Tally:
                 observe(of_type.waits, sorted(waits))
                 observe(of_type.runs, sorted(runs))
 
+    def attempts(self, name: str, outcome: str) -> Attempts:
+        """Where the executor notes the attempts of a type that end with an outcome."""
+        return self._attempts.setdefault((self._noted_names.label(name), outcome), Attempts())
+
     def fold(self) -> None:
         """Count the attempts that ended. May be called from any thread."""
         with self._folding:
-            ended = self.ended[:]
-            del self.ended[: len(ended)]
-            if not ended:
-                return
-            names, outcomes, *times = zip(*ended, strict=True)
-            if len(set(names)) == 1 and len(set(outcomes)) == 1:
-                self._count(names[0], outcomes[0], *times)
-                return
-            groups: dict[tuple[str, str], list[Ended]] = {}
-            for one in ended:
-                groups.setdefault(one[:2], []).append(one)
-            for (name, outcome), group in groups.items():
-                _, _, *times = zip(*group, strict=True)
-                self._count(name, outcome, *times)
+            self._unfolded = 0
+            for (name, outcome), attempts in list(self._attempts.items()):
+                runs, waits = attempts.take()
+                if runs:
+                    self._count(name, outcome, sorted(runs), waits)
 
     def take(self) -> dict[str, TypeTally]:
         """What was counted since the last call, by job type."""
@@ -190,29 +209,23 @@ class Tally:
             found = self._types[label] = TypeTally()
         return found
 
-    def _count(
-        self,
-        name: str,
-        outcome: str,
-        due: Sequence[datetime],
-        enqueued: Sequence[datetime],
-        since: Sequence[float],
-        until: Sequence[float],
-    ) -> None:
+    def _count(self, name: str, outcome: str, runs: Sequence[float], sample: Sequence[tuple[datetime, datetime, float]]) -> None:
         """Count attempts of one type with one outcome."""
-        runs = sorted(map(operator.sub, until, since))
-        # Times of jobs are by the clock of the database. Converting them is expensive: of many, a sample is taken.
-        step = 1 + len(since) // _MOST_WAITS
-        waits = sorted(
-            max(began + self._offset_s - max(run_after, created_at).timestamp(), 0.0)
-            for run_after, created_at, began in zip(due[::step], enqueued[::step], since[::step], strict=True)
-        )
-        weight = len(since) / len(waits)
+        waits = [
+            max(since + self._offset_s - max(run_after, created_at).timestamp(), 0.0) for run_after, created_at, since in sample
+        ]
+        first, later = sorted(waits[:_FIRST_WAITS]), sorted(waits[_FIRST_WAITS:])
         of_type = self._of(name)
         observe(of_type.runs, runs)
-        observe(of_type.waits, waits, weight)
         for follower in self._followers:
-            follower.timed(name, outcome, runs, waits, weight)
+            follower.ran(name, outcome, runs)
+        # Each of the later ones stands for those between them.
+        weights = (1.0, (len(runs) - len(first)) / len(later)) if later else (len(runs) / max(len(first), 1), 0.0)
+        for times, weight in zip((first, later), weights, strict=True):
+            if times:
+                observe(of_type.waits, times, weight)
+                for follower in self._followers:
+                    follower.waited(name, outcome, times, weight)
 
 
 _tallies: WeakKeyDictionary[object, Tally] = WeakKeyDictionary()

@@ -21,6 +21,7 @@ from penstock.core import tally as tallies
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
+from penstock.core.tally import Attempts
 from penstock.core.tracing import Tracing
 from penstock.core.user_code import in_thread
 from penstock.jobs.handler import set_current_job
@@ -42,6 +43,7 @@ from penstock.worker.steps import StepRecorder
 from penstock.worker.traced import run_traced
 
 log = get_logger("penstock.worker")
+_SUCCEEDED = Outcome.SUCCEEDED
 
 
 class Executor:
@@ -94,13 +96,11 @@ class Executor:
         self._jobs: dict[UUID, Running] = {}
         self._stopping = False
         # Where the times of attempts go; None: nothing measures.
-        self._note_ended = None
-        if settings.rates or measuring.meter is not None:
-            tally = tallies.of(database)
-            self._note_ended = tally.ended.append
-            if measuring.meter is not None:
-                measuring.meter.follow(tally)
-                measuring.meter.expect(types)
+        self._tally = tallies.of(database) if settings.rates or measuring.meter is not None else None
+        self._successes: dict[str, Attempts] = {}
+        if measuring.meter is not None and self._tally is not None:
+            measuring.meter.follow(self._tally)
+            measuring.meter.expect(types)
         # How a job runs is decided once, so that a worker without traces has nothing to check for each.
         self._attempt: Callable[[Running], Coroutine[Any, Any, Settlement | None]] = (
             self._run if tracing is None else partial(run_traced, tracing, self._run)
@@ -369,11 +369,14 @@ class Executor:
         lane = running.lane
         lane.busy -= 1
         lane.done += 1
-        if self._note_ended is not None and running.entered and settlement is not None:
+        if (tally := self._tally) is not None and running.entered and settlement is not None:
             claimed = running.claimed
-            self._note_ended(
-                (claimed.name, settlement.outcome, claimed.run_after, claimed.created_at, running.since, time.monotonic())
-            )
+            attempts = self._successes.get(claimed.name) if settlement.outcome is _SUCCEEDED else None
+            if attempts is None:
+                attempts = tally.attempts(claimed.name, settlement.outcome)
+                if settlement.outcome is _SUCCEEDED:
+                    self._successes[claimed.name] = attempts
+            attempts.ended(claimed.run_after, claimed.created_at, running.since, time.monotonic())
         self._finish(running, settlement)
         if lane.waiting and not self._room_told:
             self._made_room()

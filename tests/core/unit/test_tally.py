@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,7 +22,7 @@ def ready(seconds_ago: float) -> tuple[datetime, datetime]:
 def test_what_is_taken_is_counted_once() -> None:
     tally = Tally()
     now = time.monotonic()
-    tally.ended.append(("mail", "succeeded", *ready(2.0), now, now + 0.02))
+    tally.attempts("mail", "succeeded").ended(*ready(2.0), now, now + 0.02)
     tally.settled(["mail", "mail", "print"], [("mail", "retried"), ("print", "stale")])
     taken = tally.take()
     assert {name: dict(one.outcomes) for name, one in taken.items()} == {"mail": {"retried": 1, "succeeded": 1}}
@@ -35,7 +36,7 @@ def test_waits_are_by_the_clock_of_the_database() -> None:
     tally = Tally()
     tally.clock_is_ahead(-3600.0)
     now = time.monotonic()
-    tally.ended.append(("mail", "succeeded", *ready(3600.0 + 40.0), now, now))
+    tally.attempts("mail", "succeeded").ended(*ready(3600.0 + 40.0), now, now)
     assert tally.take()["mail"].waits[-1] == pytest.approx(40.0, abs=1.0)
 
 
@@ -53,7 +54,7 @@ def test_a_meter_counts_the_times_of_the_tallies_that_it_follows_until_it_is_clo
     now = time.monotonic()
     for tally in (one, other, one):
         meter.follow(tally)
-        tally.ended.append(("mail", "succeeded", *ready(0.0), now, now + 0.02))
+        tally.attempts("mail", "succeeded").ended(*ready(0.0), now, now + 0.02)
 
     def runs() -> float:
         samples = [sample for family in meter.registry.collect() for sample in family.samples]
@@ -61,19 +62,50 @@ def test_a_meter_counts_the_times_of_the_tallies_that_it_follows_until_it_is_clo
 
     assert runs() == 3
     meter.close()
-    one.ended.append(("mail", "succeeded", *ready(0.0), now, now + 0.02))
+    one.attempts("mail", "succeeded").ended(*ready(0.0), now, now + 0.02)
     assert one.take()["mail"].runs[-1] == pytest.approx(0.06)
     assert runs() == 3
 
 
+class Follower:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+        self.waits: list[tuple[list[float], float]] = []
+
+    def ran(self, name: str, outcome: str, runs: Sequence[float]) -> None:
+        self.runs.append(len(runs))
+
+    def waited(self, name: str, outcome: str, waits: Sequence[float], weight: float) -> None:
+        self.waits.append((list(waits), weight))
+
+
 def test_attempts_are_folded_many_at_a_time() -> None:
-    tally, now = Tally(), time.monotonic()
+    tally, follower, now = Tally(), Follower(), time.monotonic()
+    tally.follow(follower)
     for number in range(512):
-        assert len(tally.ended) == number
-        tally.ended.append(("mail", "succeeded", *ready(0.0), now, now))
+        assert follower.runs == [], number
+        tally.attempts("mail", "succeeded").ended(*ready(0.0), now, now)
         tally.settled(["mail"], [])
-    assert tally.ended == []
+    assert follower.runs == [512]
     assert sum(tally.take()["mail"].runs[:-1]) == 512
+    assert follower.runs == [512]
+
+
+@pytest.mark.parametrize("attempts", [1, 32, 33, 63, 64, 500])
+def test_each_wait_that_is_computed_stands_for_those_around_it(attempts: int) -> None:
+    tally, follower, now = Tally(), Follower(), time.monotonic()
+    tally.follow(follower)
+    for number in range(attempts):
+        tally.attempts("mail", "succeeded").ended(*ready(0.0 if number < 32 else 100.0), now, now)
+    mail = tally.take()["mail"]
+    assert sum(mail.waits[:-1]) == pytest.approx(attempts)
+    first, *later = follower.waits
+    assert len(first[0]) == min(attempts, 32)
+    if attempts >= 64:
+        assert mail.waits[TIMES.index(300)] == pytest.approx(attempts - 32)
+        assert [len(times) for times, _ in later] == [attempts // 32 - 1]
 
 
 def test_each_database_has_its_own() -> None:
