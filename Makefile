@@ -43,10 +43,10 @@ test: debian ## install everything, check, and run the tests
 	@echo "make test: everything passed"
 
 soak: debian postgres15 chaos ## the longer runs: all of PostgreSQL 15, chaos, also with one guarantee taken out at a time: at most 40 minutes
-	$(BIN)/pytest tests -n 2 --dist loadgroup -m soak --timeout 900
+	$(BIN)/pytest tests -n 3 --dist loadgroup -m soak --timeout 900
 
 sabotage: $(VENV)/.dev ## those of the soak that take one guarantee out at a time, which has to be seen
-	$(BIN)/pytest tests/chaos/test_sabotage.py -n 2 --dist loadgroup -m soak --timeout 900
+	$(BIN)/pytest tests/chaos/test_sabotage.py -n 3 --dist loadgroup -m soak --timeout 900
 
 check: $(VENV)/.dev ## generated code, format, lint, layers and types
 	$(BIN)/python -m scripts.generate_sync --check
@@ -72,7 +72,7 @@ spark: $(VENV)/.dev ## tests that need Spark, in one session
 	@echo "make $@: passed"
 
 chaos: $(VENV)/.dev ## tests that kill workers and the server
-	$(BIN)/pytest tests -n 2 --dist loadgroup -m "chaos and not soak" --timeout 600
+	$(BIN)/pytest tests -n 3 --dist loadgroup -m "chaos and not soak" --timeout 600
 
 protocol15: $(VENV)/.dev ## the tests of migration and of the SQL functions on Debian's PostgreSQL 15, when that is installed
 ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock import Penstock
 from penstock.testing import TemporaryDatabases
 from tests.chaos.pools_chaos import run_pools
 from tests.chaos.queue_chaos import run_queue
@@ -32,14 +31,6 @@ def table(sabotages: dict[str, Sabotage]) -> list[object]:
         pytest.param(sabotage, id=name, marks=marks if name in QUICK else [*marks, pytest.mark.soak])
         for name, sabotage in sabotages.items()
     ]
-
-
-@pytest.mark.parametrize("sabotages", [QUEUE, POOLS, STREAMS], ids=["queue", "pools", "streams"])
-async def test_every_edit_finds_what_it_takes_out(databases: TemporaryDatabases, sabotages: dict[str, Sabotage]) -> None:
-    for sabotage in sabotages.values():
-        with databases.database() as url:
-            async with Penstock(url) as app:
-                await sabotage.prepare(app)
 
 
 @pytest.mark.parametrize("sabotage", table(QUEUE))
