@@ -18,7 +18,6 @@ from uuid import UUID
 
 from penstock.core import measuring
 from penstock.core import tally as tallies
-from penstock.core.garbage_collection import CollectedLater
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
 from penstock.core.tally import Attempts
@@ -154,18 +153,17 @@ class Executor:
         """Accept claimed jobs; `now` is the monotonic time before the claim."""
         lanes: set[Lane[Running]] = set()
         jobs, may_start = self._jobs, self._may_start
-        with CollectedLater():
-            # Jobs of one lease that have no time limit of their own have the same times, which are computed once.
-            lease = -1
-            for job in claimed:
-                if job.lease != lease or job.time_limit_s is not None:
-                    worked, lane, limit, deadline = self._terms(job, now)
-                    lease = job.lease if job.time_limit_s is None else -1
-                    lanes.add(lane)
-                jobs[job.id] = running = Running(self, job, worked, lane, limit, deadline, may_start)
-                lane.waiting.append(running)
-            for lane in lanes:
-                self._fill(lane)
+        # Jobs of one lease that have no time limit of their own have the same times, which are computed once.
+        lease = -1
+        for job in claimed:
+            if job.lease != lease or job.time_limit_s is not None:
+                worked, lane, limit, deadline = self._terms(job, now)
+                lease = job.lease if job.time_limit_s is None else -1
+                lanes.add(lane)
+            jobs[job.id] = running = Running(self, job, worked, lane, limit, deadline, may_start)
+            lane.waiting.append(running)
+        for lane in lanes:
+            self._fill(lane)
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Accept one claimed job, `ahead` of those that wait for a place or behind them.
@@ -424,8 +422,7 @@ class Executor:
 
     def _tell_of_room(self) -> None:
         self._room_told = False
-        with CollectedLater():
-            for lane in self._lanes.values():
-                self._fill(lane)
+        for lane in self._lanes.values():
+            self._fill(lane)
         for tell in self.on_room:
             tell()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from penstock.core import measuring
 from penstock.core.encryption import Keyring
+from penstock.core.garbage_collection import fewer_collections
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.core.tracing import Tracing
@@ -246,8 +247,9 @@ class Worker:
                 is left; the error is raised at the end.
         """
         tracing = nullcontext() if self._tracing is None else self._tracing.exporting()
-        async with self._exported(), tracing, self._lifespan():
-            await self._run()
+        with fewer_collections():
+            async with self._exported(), tracing, self._lifespan():
+                await self._run()
 
     def _exported(self) -> AbstractAsyncContextManager[None]:
         if not self._settings.otel_metrics:
