@@ -82,10 +82,10 @@ async def test_what_is_released_while_a_worker_becomes_idle_starts_at_once(
     async with Penstock(url, settings=Settings(poll_interval=HOUR)) as app:
         step = declare(app, [])
 
-        async def resolve_unseen(database: Database) -> int | None:
+        async def resolve_unseen(database: Database, *, if_due: bool) -> int | None:
             # As when the registration of the idle worker commits a moment after the look of the release.
             await sql.execute("delete from penstock.listeners where kind = 'jobs'")
-            return await queries.resolve(database)
+            return await queries.resolve(database, if_due=if_due)
 
         monkeypatch.setattr("penstock.worker.maintenance.workflows", SimpleNamespace(resolve=resolve_unseen))
         async with running_worker(app):

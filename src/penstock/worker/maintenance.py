@@ -146,19 +146,22 @@ class Maintenance:
         """Release or cancel what waited for jobs that have ended: when that is told, and at intervals, until cancelled."""
         told = workflow_ticks.event_of(self._database)
         while True:
-            await wait_for_event(
-                told, self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3)
-            )
+            interval_s = self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3)
+            all_at = time.monotonic() + interval_s
+            while (left_s := all_at - time.monotonic()) > 0 and await wait_for_event(told, left_s):
+                told.clear()
+                # Often children of a large group have ended, from which nothing follows yet.
+                await self._try(self._resolve(if_due=True))
             told.clear()
-            await self._try(self._resolve())
+            await self._try(self._resolve(if_due=False))
 
-    async def _resolve(self) -> None:
+    async def _resolve(self, *, if_due: bool) -> None:
         longest_s = self._settings.maintenance_interval.total_seconds()
         busy_s = _RESOLVE_EVERY_S
         was_busy = False
         while True:
             started = time.monotonic()
-            done = await workflows.resolve(self._database)
+            done = await workflows.resolve(self._database, if_due=if_due)
             if done is None:
                 was_busy = True
                 # Another process does it, and may not see what ended just now; or a caller keeps its transaction open.
@@ -171,6 +174,7 @@ class Maintenance:
                 was_busy = False
             if not done:
                 return
+            if_due = True
             # The database is for the jobs half of the time, and what ends meanwhile is folded together.
             await asyncio.sleep(max(_RESOLVE_EVERY_S, time.monotonic() - started))
 

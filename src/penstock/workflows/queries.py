@@ -35,12 +35,14 @@ async def stuck_dependencies(database: Database) -> list[StuckDependency]:
     return [StuckDependency(*row) for row in await database.fetch("select * from penstock.stuck_dependencies()")]
 
 
-async def resolve(database: Database) -> int | None:
+async def resolve(database: Database, *, if_due: bool = False) -> int | None:
     """Release or cancel what waited for jobs that have ended.
+
+    `if_due` leaves ends of children from which nothing follows but the numbers of their group for a later call.
 
     Returns how much was done: 0 when nothing is left for now; None when another transaction is doing it.
     """
-    done: int | None = await database.fetchval("select penstock.resolve_workflows()")
+    done: int | None = await database.fetchval("select penstock.resolve_workflows(p_if_due => $1)", if_due)
     return done
 
 

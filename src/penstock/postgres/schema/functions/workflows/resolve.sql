@@ -305,7 +305,7 @@ $$;
 comment on function penstock.end_dependencies(uuid[], penstock.archived_job_status[], integer, timestamptz, timestamptz) is
     'Part of resolve_workflows: releases or cancels what waited for these jobs, which have ended so. Returns how many dependencies were handled, and whether some are left, for which it wrote a tick.';
 
-create or replace function penstock.resolve_workflows(p_limit integer default 1000)
+create or replace function penstock.resolve_workflows(p_limit integer default 1000, p_if_due boolean default false)
 returns integer
 language plpgsql
 security definer
@@ -329,6 +329,10 @@ begin
     if not exists (select from penstock.workflow_ticks)
         and not exists (select from penstock.job_dependencies as dependency where not dependency.linked)
     then
+        return 0;
+    end if;
+    -- A look without writes, and without the lock: what is due later is told with a tick of its own.
+    if p_if_due and not penstock.has_due_ticks() then
         return 0;
     end if;
     if not pg_try_advisory_xact_lock(hashtext('penstock.resolve_workflows')) then
@@ -379,5 +383,5 @@ begin
         - outcome.postponed::integer;
 end
 $$;
-comment on function penstock.resolve_workflows(integer) is
-    'Does what follows from the ends of jobs for which others wait: releases these to their queues, or cancels them, ends job groups, and lets suspended jobs go on for which a signal has come or whose children have ended. Every worker calls it after a settlement that ended such jobs, and at intervals. Returns how much it did; call it again until that is 0. Null: another transaction is doing it, look again in a moment. Done twice is once.';
+comment on function penstock.resolve_workflows(integer, boolean) is
+    'Does what follows from the ends of jobs for which others wait: releases these to their queues, or cancels them, ends job groups, and lets suspended jobs go on for which a signal has come or whose children have ended. Every worker calls it after a settlement that ended such jobs, and at intervals. Returns how much it did; call it again until that is 0. Null: another transaction is doing it, look again in a moment. Done twice is once. p_if_due: ticks from which nothing follows but the numbers of children, as almost all of a large job group, are left for a later call, which costs less than to fold those of each settlement. A caller that sets it makes a call without it about once a second.';
