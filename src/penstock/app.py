@@ -23,7 +23,7 @@ from penstock.core.checks import LONGEST_SPAN, check_many, check_span, check_tex
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
-from penstock.history import lake
+from penstock.history import lake, lake_queries
 from penstock.jobs import opening, type_queries, worker_queries
 from penstock.jobs.administration import JobAdministration
 from penstock.jobs.hook_declarations import HookDeclarations
@@ -314,7 +314,8 @@ class Penstock(
     async def prune(self, keep: timedelta | None = None) -> dict[str, int]:
         """Drop the parts of the archive whose jobs were kept for long enough, and topic messages that no copy refers to then.
 
-        Returns the number of dropped jobs by partition.
+        Also deletes what came back from lakes and is older than the setting `keep_history`. Returns the number of dropped jobs by
+        partition.
 
         Args:
             keep: How long finished jobs are kept whose type does not say it, and messages; None: for ever.
@@ -324,6 +325,9 @@ class Penstock(
         database = await self.database()
         dropped = await worker_queries.prune(database, keep)
         while keep is not None and await topics.prune_messages(database, keep):
+            pass
+        history = self.settings.keep_history
+        while history is not None and await lake_queries.prune_history(database, history):
             pass
         return dropped
 

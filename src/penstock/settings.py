@@ -241,6 +241,10 @@ class Settings(FromEnvironment):
         description="How long finished jobs are kept whose type does not say it; none: for ever. By outcome:"
         ' `{"succeeded": "P3D", "failed": "P90D"}`.',
     )
+    keep_history: Span | None = Field(
+        default=timedelta(days=365),
+        description="How long the database keeps what lakes bring back: rollups, worker use, failures, runs; none: for ever.",
+    )
 
     @model_validator(mode="after")
     def _beats_in_time(self) -> Self:

@@ -141,7 +141,8 @@ class SyncPenstock:
     def prune(self, keep: timedelta | None = None) -> dict[str, int]:
         """Drop the parts of the archive whose jobs were kept for long enough, and topic messages that no copy refers to then.
 
-        Returns the number of dropped jobs by partition.
+        Also deletes what came back from lakes and is older than the setting `keep_history`. Returns the number of dropped jobs by
+        partition.
 
         Args:
             keep: How long finished jobs are kept whose type does not say it, and messages; None: for ever.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
+from uuid import uuid4
 
 import asyncpg
 import pyarrow as pa
@@ -170,6 +171,36 @@ async def test_an_erasure_that_ends_at_any_step_is_repeated(app: Penstock, fille
     for kind in ("jobs", "attempts"):
         assert await filled.rows(kind) == [(id_of(n), NEIGHBOUR) for n in range(40) if n % 5]
     assert await lake_queries.erasures(filled.database) == []
+
+
+async def test_runs_lose_their_names_in_the_lake_and_in_the_history_and_stay_counted(app: Penstock, filled: Filled) -> None:
+    sql = filled.sql
+    await sql.execute("select penstock.create_job_type('step')")
+    names = [f"import-{PERSON}", f"import-{NEIGHBOUR}", f"import-{PERSON[:-1]}x"]
+    for name in names:
+        await sql.execute("""select penstock.start_workflow('import', $1, '[{"name": "a", "type": "step"}]')""", name)
+    await sql.execute("select penstock.cancel(job) from penstock.graph_steps")
+    while await sql.fetchval("select penstock.resolve_workflows()"):
+        pass
+    # The first batch has these runs, and the next one has them again, as if the lake had none of them yet.
+    until = await sql.fetchval("select pg_current_snapshot()::text")
+    runs = await lake_queries.ended_runs(filled.database, "", until)
+    runs = [*runs, replace(runs[0], id=uuid4(), name="again", retry_of=names[0])]
+    columns = {"name": [run.name for run in runs], "retry_of": [run.retry_of for run in runs]}
+    path = f"runs/day={DAY}/type=import/b000000002-0.parquet"
+    file = LakeFile("runs", DAY, "import", path, len(runs), filled.lake.write(path, pa.table(columns)))
+    await lake_queries.commit_batch(filled.database, "main", 2, until, 0, [file], [], [], [], 0, runs=runs)
+    await started(app, Erasure(key=PERSON))
+    await erasing.erase_from_lakes(filled.database)
+    assert filled.with_person() == []
+    (file,) = await lake_queries.files(filled.database, "main", "runs")
+    kept = [("erased", None), (names[1], None), (names[2], None), ("again", "erased")]
+    table = filled.lake.table([file.path], ["name", "retry_of"])
+    assert [(row["name"], row["retry_of"]) for row in table.to_pylist()] == kept
+    stored = await lake_queries.runs(filled.database, "main")
+    assert {(run.name, run.retry_of) for run in stored} == set(kept)
+    found = await lake_queries.ended_runs(filled.database, "", await sql.fetchval("select pg_current_snapshot()::text"))
+    assert {run.name for run in found} == {"erased", *names[1:]}, "a further lake does not get the name either"
 
 
 async def test_a_batch_that_was_read_before_is_refused_and_one_that_came_meanwhile_is_erased(

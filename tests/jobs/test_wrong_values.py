@@ -266,6 +266,7 @@ OF_SETTINGS: Options = {
         "traces": FLAG | OPTION | {"1 as text"},
         "otel_metrics": FLAG | OPTION | {"1 as text"},
         "keep": SPANS | OPTION | {"Keep"},
+        "keep_history": SPANS | OPTION,
         "heartbeat_interval": SPANS,
         "rates": FLAG | OPTION | {"1 as text"},
         "code_version": TEXT | OPTION,

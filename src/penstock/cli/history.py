@@ -147,7 +147,7 @@ def runs(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000, help="How many at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Runs of workflows that have ended, latest first, also those that were pruned."""
+    """Runs of workflows that have ended, latest first, also those that were pruned, as far back as keep_history."""
 
     async def gather(opened: Penstock) -> Any:
         database = await opened.database()

@@ -163,7 +163,10 @@ def prune(
     keep: Annotated[str, typer.Option(help="How long finished jobs are kept whose type does not say it: 30d, 12h.")] = "30d",
     as_json: AsJson = False,
 ) -> None:
-    """Drop the parts of the archive whose jobs have been kept for long enough. Their ids can then be used again."""
+    """Drop the parts of the archive whose jobs have been kept for long enough. Their ids can then be used again.
+
+    Also deletes what came back from lakes and is older than the setting keep_history.
+    """
     dropped = with_database(lambda app: app.prune(span(keep)))
     if as_json:
         print_json(dropped)

@@ -3,14 +3,15 @@
 Workers do not reach the files of a lake. So an erasure waits in its phase `lake` until a process does that has access to them:
 the history pipeline before each batch, or `penstock erase --finish`. The order makes each step safe to repeat. Files of attempts
 come first, by the ids that are found in the files of jobs; these come last, so that an interrupted erasure finds the ids again.
-Then the lake is fenced: a batch that was read from the archive before that cannot be committed. What was left by crashes,
-compaction and unfinished batches is deleted after that.
+Files of runs keep their rows, whose names lose the key or the value. Then the lake is fenced: a batch that was read from the
+archive before that cannot be committed. What was left by crashes, compaction and unfinished batches is deleted after that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -68,6 +69,7 @@ async def _erase(database: Database, name: str, erasure: LakeErasure, after_step
         lake = Lake(record.name, record.uri)
         ids = await _ids(database, record, lake, erasure)
         await _rewrite(database, record, lake, "attempts", _any_of(ids, erasure.key), after_step)
+        await _rewrite(database, record, lake, "runs", _without_name(erasure.word), after_step)
         jobs += await _rewrite(database, record, lake, "jobs", _any_of(ids, erasure.key), after_step)
         if DeltaLog(lake).exists():
             await follow(database, lake)
@@ -140,7 +142,7 @@ def _at(data: str, names: Sequence[str]) -> str | None:
 
 
 def _any_of(ids: Iterable[str], key: str | None) -> Callable[[Any], Any]:
-    """Which rows of a table of jobs or attempts to keep."""
+    """A function of a table of jobs or attempts: the table without these rows, or None when it has none of them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -150,18 +152,37 @@ def _any_of(ids: Iterable[str], key: str | None) -> Callable[[Any], Any]:
         gone = pc.is_in(table["id"], value_set=wanted)
         if key is not None:
             gone = pc.or_(gone, pc.fill_null(pc.equal(table["key"], key), False))
-        return table.filter(pc.invert(gone))
+        return table.filter(pc.invert(gone)) if pc.any(gone).as_py() else None
 
     return kept
 
 
+def _without_name(word: str) -> Callable[[Any], Any]:
+    """A function of a table of runs: the table with `erased` for names that have the word, or None when none has."""
+    import pyarrow as pa
+
+    # As penstock.mentions.
+    mentioned = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+
+    def renamed(table: Any) -> Any:
+        changed = None
+        for column in ("name", "retry_of"):
+            names = table[column].to_pylist()
+            new = ["erased" if name is not None and mentioned.search(name) else name for name in names]
+            if new != names:
+                changed = table = table.set_column(table.column_names.index(column), column, pa.array(new, pa.string()))
+        return changed
+
+    return renamed
+
+
 async def _rewrite(
-    database: Database, record: LakeRecord, lake: Lake, kind: str, keep: Callable[[Any], Any], after_step: Callable[[str], None]
+    database: Database, record: LakeRecord, lake: Lake, kind: str, erase: Callable[[Any], Any], after_step: Callable[[str], None]
 ) -> int:
-    """Rewrite the files of a kind that have rows which are not kept. Returns the number of those rows."""
+    """Rewrite the files of a kind that have something to erase. Returns the number of the rows that are gone."""
     gone = 0
     for file in await lakes.files(database, record.name, kind):
-        new = await asyncio.to_thread(_written, lake, file, keep)
+        new = await asyncio.to_thread(_written, lake, file, erase)
         if new is None:
             continue
         after_step(f"{kind} written")
@@ -171,11 +192,10 @@ async def _rewrite(
     return gone
 
 
-def _written(lake: Lake, file: LakeFile, keep: Callable[[Any], Any]) -> LakeFile | None:
-    """A file without some rows (with no rows it is not written); None: it has none of them."""
-    table = lake.table([file.path])
-    kept = keep(table)
-    if kept.num_rows == table.num_rows:
+def _written(lake: Lake, file: LakeFile, erase: Callable[[Any], Any]) -> LakeFile | None:
+    """A file without what is erased (with no rows it is not written); None: it has nothing of it."""
+    kept = erase(lake.table([file.path]))
+    if kept is None:
         return None
     if kept.num_rows == 0:
         return replace(file, rows=0, bytes=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -55,6 +55,11 @@ class LakeErasure:
     def value(self) -> str | None:
         """The value of the field."""
         return self.subject.get("value")
+
+    @property
+    def word(self) -> str:
+        """The key, the value or the id: what no text may have as a word."""
+        return str(self.key or self.value or self.job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +279,11 @@ async def workflow_summaries(
         limit,
     )
     return [WorkflowSummary(*tuple(row)) for row in rows]
+
+
+async def prune_history(database: Database, keep: timedelta) -> int:
+    """Delete a bounded number of rows that came back from lakes and are older. Returns the number of them."""
+    return int(await database.fetchval("select penstock.prune_history($1)", keep))
 
 
 async def swap_files(database: Database, lake: str, gone: Sequence[str], batch: int, files: Sequence[LakeFile]) -> None:

@@ -17,6 +17,7 @@ from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
+from penstock.history import lake_queries
 from penstock.jobs import worker_queries, workflow_ticks
 from penstock.operations import queries as operations
 from penstock.operations.vacuuming import vacuum_erased
@@ -52,6 +53,7 @@ class Maintenance:
         self._running: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
         self._more_messages = False
+        self._more_history = False
 
     def look(self) -> None:
         """Look for due jobs: one may be due sooner than was known."""
@@ -128,12 +130,15 @@ class Maintenance:
             if time.monotonic() - pruned_at > PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
                 await self._try(self._prune_staged())
-                self._more_messages = True
+                self._more_messages = self._more_history = True
                 await self._try(self._prune(keep))
             if keep is not None and self._more_messages:
                 # One batch in each round, so that recovery does not wait.
                 self._more_messages = False
                 await self._try(self._prune_messages(keep))
+            if self._settings.keep_history is not None and self._more_history:
+                self._more_history = False
+                await self._try(self._prune_history(self._settings.keep_history))
 
     async def _advance_operations(self) -> None:
         """Advance the operations on all jobs that match a filter, batch by batch, until cancelled."""
@@ -244,6 +249,11 @@ class Maintenance:
         if messages := await topics.prune_messages(self._database, keep):
             self._more_messages = True
             log.info("messages_pruned", messages=messages)
+
+    async def _prune_history(self, keep: timedelta) -> None:
+        if rows := await lake_queries.prune_history(self._database, keep):
+            self._more_history = True
+            log.info("history_pruned", rows=rows)
 
     async def _maintain_topics(self) -> None:
         ended, removed = await topics.maintain(self._database)

@@ -10,6 +10,9 @@
 --
 -- The lake. A batch of history becomes files, then rows of lake_files, rollups, run_history and failure_signatures in one
 -- transaction that also records the batch in lakes. A file without a row in lake_files is not part of the lake.
+--
+-- The files are kept until they are deleted by hand. What came back from them into rollups, worker_use, run_history and
+-- failure_signatures is for reports and the dashboard, and prune_history deletes it when it is older than the setting keep_history.
 
 create table penstock.pruned_days (
     day date primary key,
@@ -115,6 +118,8 @@ comment on column penstock.rollups.run_p95 is '95th percentile of the run times.
 comment on column penstock.rollups.run_p99 is '99th percentile of the run times.';
 comment on column penstock.rollups.hot_keys is 'The keys with the most jobs, and how many.';
 
+create index rollups_minute on penstock.rollups (lake, minute);
+
 create table penstock.worker_use (
     lake text not null references penstock.lakes (name) on delete cascade,
     worker text not null,
@@ -129,6 +134,8 @@ comment on column penstock.worker_use.worker is 'Id of the worker.';
 comment on column penstock.worker_use.minute is 'Start of the minute.';
 comment on column penstock.worker_use.jobs is 'Jobs that it finished.';
 comment on column penstock.worker_use.busy_s is 'Seconds that their last attempts ran.';
+
+create index worker_use_minute on penstock.worker_use (lake, minute);
 
 create table penstock.failure_signatures (
     lake text not null references penstock.lakes (name) on delete cascade,
@@ -158,6 +165,8 @@ comment on column penstock.failure_signatures.failures is 'How many there were.'
 comment on column penstock.failure_signatures.first_at is 'When the first one was.';
 comment on column penstock.failure_signatures.last_at is 'When the last one was.';
 
+create index failure_signatures_day on penstock.failure_signatures (lake, day);
+
 create table penstock.run_history (
     lake text not null references penstock.lakes (name) on delete cascade,
     id uuid not null,
@@ -179,7 +188,7 @@ create table penstock.run_history (
 comment on table penstock.run_history is 'Runs of workflows that have ended, from the lake, also those that prune has forgotten.';
 comment on column penstock.run_history.lake is 'Name of the lake.';
 comment on column penstock.run_history.id is 'The run.';
-comment on column penstock.run_history.name is 'Id that was given at its start.';
+comment on column penstock.run_history.name is 'Id that was given at its start; erased: it named whom an erasure removed.';
 comment on column penstock.run_history.workflow is 'Name of the workflow.';
 comment on column penstock.run_history.status is 'How it ended.';
 comment on column penstock.run_history.retry_of is 'Id of the run that it retried; null: none.';

@@ -150,6 +150,7 @@ create table penstock.job_groups (
     retry_of uuid,
     retried_from text,
     ended_xid xid8,
+    name_erased boolean not null default false,
     constraint job_groups_on_failure_check check (on_failure in ('cancel', 'continue')),
     constraint job_groups_retry_check check (retry_of is null or graph is not null)
 )
@@ -177,6 +178,7 @@ comment on column penstock.job_groups.graph is 'Of a run of a graph: the name of
 comment on column penstock.job_groups.retry_of is 'The run that this one retries, whose results it shares; null: none.';
 comment on column penstock.job_groups.retried_from is
     'The step from which on it runs again; null: the steps that did not succeed.';
+comment on column penstock.job_groups.name_erased is 'Whether an erasure removed whom the name names: the history gets the run without its name.';
 comment on column penstock.job_groups.ended_xid is
     'Of a run of a graph: the transaction that ended it, by which a reader of the history knows whether it has seen the end; null: it has not ended.';
 

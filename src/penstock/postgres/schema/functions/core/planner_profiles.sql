@@ -42,7 +42,7 @@ as $$
                 'quarantine_unreadable', 'held_jobs', 'read_held', 'quarantine_keys', 'release_keys',
                 'quarantined_keys', 'note_ended_runs', 'schedule_list', 'commit_staged', 'append_staged',
                 'commit_staged_events', 'lose_partitions', 'note_failure', 'stream_bounds', 'offsets_at',
-                'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
+                'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'prune_history', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
                 'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys',
                 'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in', 'erase_waiting', 'erase_archived', 'forget_erased',

@@ -72,7 +72,8 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        run.id, run.name, run.graph, run.status::text, (select before.name from penstock.job_groups as before where before.id = run.retry_of),
+        run.id, case when run.name_erased then 'erased' else run.name end, run.graph, run.status::text,
+        (select case when before.name_erased then 'erased' else before.name end from penstock.job_groups as before where before.id = run.retry_of),
         run.created_at, run.finished_at, extract(epoch from run.finished_at - run.created_at)::double precision, steps.number, steps.shared,
         run.succeeded, run.failed, run.cancelled, run.expired
     from penstock.job_groups as run
@@ -265,6 +266,75 @@ end
 $$;
 comment on function penstock.swap_lake_files(text, text[], bigint, jsonb) is 'Part of compaction: puts new files with the same rows in the place of others.';
 
+create or replace function penstock.prune_history(p_keep interval, p_limit integer default 1000)
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    before timestamptz;
+    first_day date;
+    lake record;
+    more bigint;
+    pruned bigint := 0;
+begin
+    perform penstock.check_span(p_keep, 'time for which the history is kept', '0', '366000 days');
+    perform penstock.check_limit(p_limit, 100000);
+    before := penstock.clock() - p_keep;
+    first_day := (before at time zone 'UTC')::date;
+    for lake in select lakes.name from penstock.lakes order by lakes.name loop
+        delete from penstock.rollups
+        where ctid = any (array(
+            select old.ctid
+            from penstock.rollups as old
+            where old.lake = lake.name and old.minute < before
+            order by old.minute
+            limit p_limit
+            for update skip locked
+        ));
+        get diagnostics more = row_count;
+        pruned := pruned + more;
+        delete from penstock.worker_use
+        where ctid = any (array(
+            select old.ctid
+            from penstock.worker_use as old
+            where old.lake = lake.name and old.minute < before
+            order by old.minute
+            limit p_limit
+            for update skip locked
+        ));
+        get diagnostics more = row_count;
+        pruned := pruned + more;
+        delete from penstock.run_history
+        where ctid = any (array(
+            select old.ctid
+            from penstock.run_history as old
+            where old.lake = lake.name and old.finished_at < before
+            order by old.finished_at
+            limit p_limit
+            for update skip locked
+        ));
+        get diagnostics more = row_count;
+        pruned := pruned + more;
+        delete from penstock.failure_signatures
+        where ctid = any (array(
+            select old.ctid
+            from penstock.failure_signatures as old
+            where old.lake = lake.name and old.day < first_day
+            order by old.day
+            limit p_limit
+            for update skip locked
+        ));
+        get diagnostics more = row_count;
+        pruned := pruned + more;
+    end loop;
+    return pruned;
+end
+$$;
+comment on function penstock.prune_history(interval, integer) is
+    'Deletes rollups, worker use, runs of workflows and failures that came back from lakes and are older than p_keep: up to p_limit of each kind and lake. Returns how many; call it until it is 0. The files of the lakes stay.';
+
 create or replace function penstock.failure_report(p_lake text, p_until date, p_days integer default 7)
 returns table (
     name text, kind text, message text, signature text, failures bigint, failures_before bigint, new boolean, sample text, sample_id uuid,
@@ -295,4 +365,4 @@ as $$
     order by 5 desc, found.name, found.signature
 $$;
 comment on function penstock.failure_report(text, date, integer) is
-    'What went wrong in the p_days up to p_until, beside the p_days before; new: never seen before these days.';
+    'What went wrong in the p_days up to p_until, beside the p_days before; new: not seen before these days, as far as prune_history has left them.';

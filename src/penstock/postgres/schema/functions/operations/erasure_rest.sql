@@ -200,9 +200,23 @@ as $$
     set sample = case when penstock.mentions(sample, p_subject) then 'erased' else sample end,
         message = case when penstock.mentions(message, p_subject) then 'erased' else message end
     where penstock.mentions(concat_ws(' ', sample, message), p_subject);
+    update penstock.run_history
+    set name = case when penstock.mentions(name, p_subject) then 'erased' else name end,
+        retry_of = case when penstock.mentions(retry_of, p_subject) then 'erased' else retry_of end
+    where penstock.mentions(concat_ws(' ', name, retry_of), p_subject);
+    -- A run is known by its name until it is forgotten. The history gets it without.
+    update penstock.job_groups
+    set name_erased = true
+    where id = any (array(
+        select named.id
+        from penstock.job_groups as named
+        where named.graph is not null and not named.name_erased and penstock.mentions(named.name, p_subject)
+        order by named.id
+        for no key update
+    ));
 $$;
 comment on function penstock.erase_words(jsonb) is
-    'Part of erasures: replaces errors of partitions, keys, schedules and tasks, samples of failures, and what changes of the audit were made to, that have the key or the value as a word, and takes the key out of the busy keys of the rollups.';
+    'Part of erasures: replaces errors of partitions, keys, schedules and tasks, samples of failures, what changes of the audit were made to, and names of runs in the history, that have the key or the value as a word, and takes the key out of the busy keys of the rollups.';
 
 create or replace function penstock.erase_rest(
     operation penstock.operations, p_since timestamptz, out erased bigint, out standing bigint, out left_over integer

@@ -14,7 +14,7 @@ as $$
         select unnest(array[
             'queued_jobs', 'waiting_jobs', 'job_steps', 'job_signals', 'unique_periods', 'quarantined_payloads', 'schedules', 'rate_windows', 'key_weights', 'paused_keys', 'standing_jobs',
             'standing_messages', 'slots', 'group_offsets', 'topic_messages', 'topics', 'staged_jobs', 'staged_events', 'loaded_chunks', 'rollups',
-            'failure_signatures', 'leader_tasks', 'operations', 'changes'
+            'failure_signatures', 'run_history', 'leader_tasks', 'operations', 'changes'
         ])
     ) as touched
     where to_regclass('penstock.' || quote_ident(touched.name)) is not null
