@@ -14,6 +14,8 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from penstock import Penstock
+from penstock.jobs import rates
 from penstock.testing import TemporaryDatabases
 from tests.http.http_calls import claim
 from tests.http.http_server import TOKEN, Served, serving
@@ -236,6 +238,29 @@ def test_messages_on_a_socket_are_acknowledged(served: Served, client: httpx.Cli
         connection.send(json.dumps({"type": "ack", "id": message["id"], "result": {"ok": True}}))
         waiting.join(20)
         assert [(one["status"], one["result"]) for one in receipts[0]["outcomes"]] == [("succeeded", {"ok": True})]
+
+
+async def test_deliveries_enter_the_rates_with_their_times(url: str) -> None:
+    with serving(url) as served, served.client() as client:
+        topic = declare(client)
+        path = f"/v1/topics/{topic}/deliveries"
+        with socket(served, f"{path}?client_id=me") as named, follow(client, path) as nameless:
+            queue = frame(named)["queue"]
+            nameless.next()
+            for n in range(3):
+                publish(client, topic, n)
+                message = frame(named)
+                told = {"type": "ack"} if n else {"type": "fail", "error": "no", "retry": False}
+                named.send(json.dumps({**told, "id": message["id"]}))
+            nameless.data(3)
+    # The server writes what it counted when it stops.
+    async with Penstock(url) as app:
+        database = await app.database()
+        acknowledged, others = [(await rates.read_period(database, [name])).whole for name in (queue, "others")]
+        assert (acknowledged.succeeded, acknowledged.failed, others.succeeded) == (2, 1, 3)
+        for one in (acknowledged, others):
+            assert (sum(one.waits), sum(one.runs)) == (3.0, 3.0)
+        assert {one.name for one in await rates.type_rates(database)} == {queue, "others"}
 
 
 async def test_a_message_that_fails_comes_again_or_not(served: Served, client: httpx.Client, topic: str) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
 from penstock import Job, Penstock, Settings
 from penstock.core.signatures import signature_of
 from penstock.jobs import rates
 from penstock.testing import running_worker
 from penstock.worker.rates import write_rates
 from tests.waiting import eventually
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 
 async def test_a_worker_writes_what_it_counted_when_it_stops(app: Penstock) -> None:
@@ -30,6 +37,28 @@ async def test_a_worker_writes_what_it_counted_when_it_stops(app: Penstock) -> N
     # What was written is not written again.
     await write_rates(database)
     assert (await rates.read_period(database)).whole.finished == 10
+
+
+async def test_what_a_program_pulls_is_counted_with_its_times_from_when_it_gets_it(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("parcels", int, max_attempts=1)
+    await pool.enqueue_many([("a", n) for n in range(3)])
+    await sql.execute(
+        "update penstock.queued_jobs set created_at = now() - interval '1 hour', run_after = now() - interval '45 s'"
+    )
+    async with pool.worker() as worker:
+        async for job in worker.jobs():
+            if job.data == 0:
+                await job.ack()
+            elif job.data == 1:
+                await job.fail("no address")
+            else:
+                await job.release()
+                break
+    # The worker writes what it counted when it stops.
+    whole = (await rates.read_period(await app.database(), ["parcels"])).whole
+    assert (whole.succeeded, whole.failed) == (1, 1)
+    assert (sum(whole.waits), sum(whole.runs)) == (2.0, 2.0), "what is released may not have been begun"
+    assert whole.wait_s == pytest.approx(90, rel=0.4) and whole.run_s < 40
 
 
 async def test_without_rates_nothing_is_written(url: str) -> None:

@@ -6,17 +6,37 @@ the process measures nothing, and keeps nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from penstock.core import tally as tallies
+
 if TYPE_CHECKING:
     from penstock.core.meter import Meter
+    from penstock.core.tally import Tally
 
 meter: Meter | None = None
 """The meter of this process; None: nothing measures."""
 # Blocks may overlap, where several applications run in one process: the meter is that of the last one that has not ended.
 _meters: list[Meter] = []
+
+
+def tally_of(database: object, names: Iterable[str], rates: bool | None) -> Tally | None:
+    """The tally in which an executor notes each attempt that ended; None: nothing measures, and nothing is to be kept.
+
+    Args:
+        database: Database of the jobs.
+        names: Job types that this process works on.
+        rates: Whether this process writes rates.
+    """
+    if not rates and meter is None:
+        return None
+    tally = tallies.of(database)
+    if meter is not None:
+        meter.follow(tally)
+        meter.expect(names)
+    return tally
 
 
 def measure() -> Meter:

@@ -17,7 +17,6 @@ from typing import Any
 from uuid import UUID
 
 from penstock.core import measuring
-from penstock.core import tally as tallies
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
 from penstock.core.tally import Attempts
@@ -95,11 +94,8 @@ class Executor:
         self._jobs: dict[UUID, Running] = {}
         self._stopping = False
         # Where the times of attempts go; None: nothing measures.
-        self._tally = tallies.of(database) if settings.rates or measuring.meter is not None else None
+        self._tally = measuring.tally_of(database, types, settings.rates)
         self._successes: dict[str, Attempts] = {}
-        if measuring.meter is not None and self._tally is not None:
-            measuring.meter.follow(self._tally)
-            measuring.meter.expect(types)
         # How a job runs is decided once, so that a worker without traces has nothing to check for each.
         self._attempt: Callable[[Running], Coroutine[Any, Any, Settlement | None]] = (
             self._run if tracing is None else partial(run_traced, tracing, self._run)

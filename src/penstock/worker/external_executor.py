@@ -14,6 +14,7 @@ from uuid import UUID
 import orjson
 
 from penstock.core.encryption import Sealer
+from penstock.core.tally import Tally
 from penstock.errors import Conflict
 from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
@@ -32,7 +33,7 @@ _LOOK_FOR_LATE_S = 0.2
 class Pulled(HeldJob):
     """A claimed job that waits for the program to ask for it, or that the program has."""
 
-    __slots__ = ("_executor", "settled", "too_late_at")
+    __slots__ = ("_executor", "settled", "since", "too_late_at")
 
     def __init__(self, executor: ExternalExecutor, claimed: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         self.executor = self._executor = executor
@@ -44,6 +45,8 @@ class Pulled(HeldJob):
         self.reason: str | None = None
         self.too_late_at = claimed_at + claimed.lease_s * _LONGEST_WAIT
         self.settled: asyncio.Future[str | None] | None = None
+        # When the program got it, by the monotonic clock.
+        self.since: float | None = None
 
     @property
     def sealer(self) -> Sealer:
@@ -106,9 +109,17 @@ class ExternalExecutor:
         results: Receives the settlements that the program makes.
         prefetch: The largest number of jobs held at once.
         sealer: Encrypts what belongs to the jobs of the pool.
+        tally: Where the times of attempts go; None: nothing measures.
     """
 
-    def __init__(self, database: Database, results: Results, prefetch: int, sealer: Sealer) -> None:
+    def __init__(
+        self,
+        database: Database,
+        results: Results,
+        prefetch: int,
+        sealer: Sealer,
+        tally: Tally | None,
+    ) -> None:
         self.database = database
         self.confirmer = Confirmer(database)
         self.sealer = sealer
@@ -120,6 +131,7 @@ class ExternalExecutor:
         self.waiting: deque[Pulled] = deque()
         self._results = results
         self._prefetch = prefetch
+        self._tally = tally
         self._jobs: dict[UUID, Pulled] = {}
         # By settlement, since a job that was lost while it is being settled may have been claimed again.
         self._settling: dict[Settlement, Pulled] = {}
@@ -134,6 +146,7 @@ class ExternalExecutor:
         while self.waiting:
             pulled = self.waiting[0]
             if pulled.may_start() and time.monotonic() < pulled.too_late_at:
+                pulled.since = time.monotonic()
                 return self.waiting.popleft()
             self.give_back([pulled.claimed.id])
         return None
@@ -144,6 +157,11 @@ class ExternalExecutor:
             pulled.written("stale")
             return
         self._settling[result] = pulled
+        # What is released may not have been begun.
+        if self._tally is not None and pulled.since is not None and result.outcome is not Outcome.RELEASED:
+            claimed = pulled.claimed
+            attempts = self._tally.attempts(claimed.name, result.outcome)
+            attempts.ended(claimed.run_after, claimed.created_at, pulled.since, time.monotonic())
         if pulled.lines is not None:
             self.reports.log(result.id, pulled)
         self._results.finish(result)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.core import measuring
 from penstock.core.encryption import no_key
 from penstock.groups.membership import Membership
 from penstock.jobs import claim_queries
@@ -49,7 +50,8 @@ class PullingWorker:
         """See `Pulling`."""
         database = await self._context.database()
         results = Results(Completer(database, self._context.settings.code_version))
-        self._executor = ExternalExecutor(database, results, self._prefetch, self._pool.sealer)
+        tally = measuring.tally_of(database, [self._pool.name], self._context.settings.rates)
+        self._executor = ExternalExecutor(database, results, self._prefetch, self._pool.sealer, tally)
         worker = self._worker = Worker(
             database,
             self._context.settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from uuid import UUID
 import orjson
 
 from penstock.core.polling import wait_for_event
+from penstock.core.tally import OTHERS
 from penstock.errors import PenstockError
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
@@ -30,8 +32,11 @@ class Copy:
 
     Attributes:
         job: Id of the copy.
+        name: Job type under which it is counted.
         lease: Under which it was claimed.
         attempt: Which delivery this is, from 1.
+        run_after, created_at: Times from which it waited.
+        since: When it was claimed, by the monotonic clock.
         late: Whether it comes out of turn: it was put off, or is tried again.
         seq: Sequence number of the message.
         id: Id of the message.
@@ -39,19 +44,24 @@ class Copy:
     """
 
     job: UUID
+    name: str
     lease: int
     attempt: int
+    run_after: datetime
+    created_at: datetime
+    since: float
     late: bool
     seq: int
     id: UUID
     body: bytes
 
     @classmethod
-    def of(cls, job: ClaimedJob, seq: int, id: UUID, published_at: datetime, *, like: Copy | None) -> Copy:
-        """A claimed copy; `like`: another one of the same message, whose body it shares."""
+    def of(cls, job: ClaimedJob, name: str, seq: int, id: UUID, published_at: datetime, *, like: Copy | None) -> Copy:
+        """A claimed copy, which is counted under a name; `like`: another one of the same message, whose body it shares."""
         body = like.body if like is not None else body_of(seq, id, published_at, job.data, job.key)
         late = job.attempt > 1 or job.run_after > job.created_at
-        return cls(job.id, job.lease, job.attempt, late, seq, id, body)
+        times = (job.run_after, job.created_at, time.monotonic())
+        return cls(job.id, name, job.lease, job.attempt, *times, late, seq, id, body)
 
 
 def body_of(seq: int, id: UUID, published_at: datetime, data: str, key: str | None) -> bytes:
@@ -90,6 +100,8 @@ class DeliveryBuffer:
         self.topic = topic
         self.client_id = client_id or f"live-{self.id}"
         self.queue = f"{topic}_{self.client_id}"
+        # A name that is new with each connection would crowd out those of job types.
+        self.counted_as = self.queue if client_id else OTHERS
         self.ttl = ttl
         self.filter = filter
         self.stays = stays

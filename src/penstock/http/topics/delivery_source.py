@@ -11,12 +11,14 @@ import os
 import random
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
 from penstock._version import __version__
+from penstock.core import tally as tallies
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
@@ -57,6 +59,7 @@ class DeliverySource:
         self._database = database
         self._listener = listener
         self._settings = settings
+        self._tally = tallies.of(database)
         self._completer = Completer(database)
         self._completer.on_written.append(self._written)
         self._buffers: dict[str, list[DeliveryBuffer]] = {}
@@ -103,6 +106,9 @@ class DeliverySource:
 
     def settle(self, copy: Copy, outcome: Outcome, detail: str | None = None) -> None:
         """A copy was handed out, or its receiver says what became of it."""
+        if self._settings.rates:
+            attempts = self._tally.attempts(copy.name, outcome)
+            attempts.ended(copy.run_after, copy.created_at, copy.since, time.monotonic())
         self._completer.settle(_settlement(copy, outcome, detail))
 
     def give_back(self, buffer: DeliveryBuffer) -> None:
@@ -255,9 +261,10 @@ class DeliverySource:
                 else:
                     self._completer.settle(Settlement(job.id, job.attempt, job.lease, Outcome.FAILED_FOR_GOOD, _NO_MESSAGE))
                 continue
-            copy = Copy.of(job, *message, like=frames.get(message[1]))  # type: ignore[arg-type]
+            buffer = max(buffers, key=lambda buffer: buffer.room)
+            copy = Copy.of(job, buffer.counted_as, *message, like=frames.get(message[1]))  # type: ignore[arg-type]
             frames.setdefault(copy.id, copy)
-            copies.append((copy, max(buffers, key=lambda buffer: buffer.room)))
+            copies.append((copy, buffer))
         # In this order `penstock.late_messages` knows what a client has that saw one of them.
         for copy, buffer in sorted(copies, key=lambda one: (one[0].late, one[0].seq)):
             buffer.put(copy)
@@ -267,4 +274,4 @@ class DeliverySource:
 
 
 def _settlement(copy: Copy, outcome: Outcome, detail: str | None = None) -> Settlement:
-    return Settlement(copy.job, copy.attempt, copy.lease, outcome, detail)
+    return Settlement(copy.job, copy.attempt, copy.lease, outcome, detail, name=copy.name)
