@@ -594,13 +594,17 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.signal(id, name, value, connection=connection), connection=connection)
 
-    def steps(self, id: UUID | str) -> list[StepRecord]:
+    def steps(self, id: UUID | str, *, after: str | None = None, limit: int = 1000) -> list[StepRecord]:
         """The durable steps of a job, in their order, and the signals for which it does not wait yet.
+
+        A step has up to 256 KiB: ask for fewer at once where results are large.
 
         Args:
             id: Id of the job; one that is not known has no steps.
+            after: Cursor of the last step of the page before.
+            limit: Maximum number of steps, at most 1,000.
         """
-        return self._loop.run(self._of.steps(id))
+        return self._loop.run(self._of.steps(id, after=after, limit=limit))
 
     def group_of(self, job: UUID | str) -> UUID | None:
         """The job group of which a running job is a child, so that its handler can add children: `options(group=...)`.

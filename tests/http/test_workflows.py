@@ -134,6 +134,16 @@ def test_the_steps_of_a_job_are_read_with_their_results_as_far_as_these_are_smal
     answer = client.get(f"/v1/jobs/{echo}/job_{job.id}/steps")
     assert "123456789012345678901234567890" in answer.text
     assert client.get(f"/v1/jobs/other/job_{job.id}/steps").status_code == 404
+    assert "next" not in answer.links
+    found, following = [], f"/v1/jobs/{echo}/job_{job.id}/steps?limit=4"
+    for _ in range(2):
+        answer = client.get(following)
+        found += [step["name"] for step in answer.json()]
+        following = answer.links.get("next", {}).get("url")
+    names = list(steps)
+    assert (found, following) == (names, None)
+    assert [step.name for step in penstock.steps(job.id, after=steps[names[0]].cursor, limit=2)] == names[1:3]
+    assert client.get(f"/v1/jobs/job_{job.id}/steps", params={"after": "x"}).status_code == 400
     with pytest.raises(NotFound):
         penstock.steps(uuid4())
 

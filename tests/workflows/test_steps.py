@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from penstock import Backoff, Conflict, Job, NotFound, Penstock, Retry, Status
+from penstock import Backoff, Conflict, InvalidInput, Job, NotFound, Penstock, Retry, Status
 from penstock.jobs.models import make_id
 from penstock.postgres.database import Database
 from penstock.testing import advance, run_due_jobs, running_worker
@@ -283,6 +283,36 @@ async def test_a_step_that_was_begun_and_is_not_waited_for_is_told_from_one_for_
     assert [step.state for step in await app.steps(receipt.id)] == ["waiting"]
     await app.cancel(receipt.id)
     assert [step.state for step in await app.steps(receipt.id)] == ["begun"]
+
+
+async def test_steps_come_in_pages_each_once_and_in_their_order(app: Penstock) -> None:
+    @app.job("order")
+    async def order(job: Job[Any]) -> None:
+        for n in range(5):
+            await job.step(f"part {n}", lambda n=n: n)
+        await job.wait_for("approved", str)
+
+    receipt = await order.enqueue({})
+    # A signal for which the job does not wait may have the name of a step.
+    await app.signal(receipt.id, "part 2", "early")
+    await run_due_jobs(app)
+    whole = await app.steps(receipt.id)
+    assert sorted((step.name, step.kind) for step in whole) == sorted(
+        [*((f"part {n}", "step") for n in range(5)), ("part 2", "signal"), ("approved", "wait")]
+    )
+    for limit in (1, 2, 3, 7):
+        pages, after = [], None
+        while page := await app.steps(receipt.id, after=after, limit=limit):
+            assert len(page) <= limit
+            pages += page
+            after = page[-1].cursor
+        assert pages == whole
+    for wrong in ("x", "17:step:", "17:stop:a", "1" * 30 + ":step:a"):
+        with pytest.raises(InvalidInput, match="invalid cursor"):
+            await app.steps(receipt.id, after=wrong)
+    for limit in (0, 1_001):
+        with pytest.raises(InvalidInput, match="limit"):
+            await app.steps(receipt.id, limit=limit)
 
 
 async def test_unknown_jobs_have_no_steps_and_take_no_signals(app: Penstock) -> None:

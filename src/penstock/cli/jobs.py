@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import Annotated
 
@@ -29,6 +30,8 @@ from penstock.cli.operations import (
 from penstock.cli.output import AsJson, cell, out, print_json, print_table, say
 from penstock.errors import InvalidInput
 from penstock.operations.models import JobFilter
+
+_MOST_STEPS = 1_000
 
 app = typer.Typer(help="Jobs: list, show, their steps, cancel, replay, change the priority.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="Id of the job, with or without job_.")]
@@ -81,7 +84,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
 
     async def read(penstock: Backend) -> tuple[JobRecord, Why | None, list[StepRecord]]:
         job = await penstock.find(id)
-        return job, None if job.status.finished else await penstock.why(id), await penstock.steps(id)
+        return job, None if job.status.finished else await penstock.why(id), await penstock.steps(id, limit=_MOST_STEPS)
 
     job, why, steps_of_job = with_backend(read)
     if as_json:
@@ -107,6 +110,8 @@ def show(id: Id, as_json: AsJson = False) -> None:
             out.print(f"[bold]{label:>14}[/bold]  {escape(cell(value))}", highlight=False)
     for step in steps_of_job:
         out.print(f"[bold]{'step':>14}[/bold]  {escape(step.name)}: {_line(step)}", highlight=False)
+    if steps_of_job and len(steps_of_job) == _MOST_STEPS:
+        out.print(f"[bold]{'step':>14}[/bold]  more: penstock jobs steps {job.id}", highlight=False)
     for line in job.log:
         out.print(f"[bold]{'log':>14}[/bold]  {line.at:%H:%M:%S} ({line.attempt})  {escape(line.line)}", highlight=False)
     for number, error in enumerate(job.errors, 1):
@@ -119,10 +124,12 @@ def show(id: Id, as_json: AsJson = False) -> None:
 def steps(
     id: Id,
     results: Annotated[bool, typer.Option("--results", help="With what each step returned, or was signalled.")] = False,
+    after: Annotated[str | None, typer.Option(metavar="CURSOR", help="Only steps behind this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
     """The durable steps of a job: when each was done, its size, and for what the job waits."""
-    found = with_backend(lambda penstock: penstock.steps(id))
+    found = with_backend(lambda penstock: penstock.steps(id, after=after, limit=limit))
     if as_json:
         print_json(found)
         return
@@ -131,6 +138,8 @@ def steps(
         (step.name, step.kind, step.at, step.size, step.about, step.due, *([_result(step)] if results else [])) for step in found
     ]
     print_table(columns, rows, empty="no steps: its handler has not called job.step, sleep, wait_for or gather")
+    if len(found) == limit:
+        out.print(f"more: --after {shlex.quote(found[-1].cursor)}", highlight=False, markup=False)
 
 
 @app.command()

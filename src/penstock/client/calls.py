@@ -195,9 +195,10 @@ def signal(id: UUID | str, name: str, value: Any) -> Call[bool]:
     )
 
 
-def steps(id: UUID | str) -> Call[list[StepRecord]]:
-    """The durable steps of a job."""
-    return Call("GET", f"/v1/jobs/job_{parse_id(id)}/steps", reader(list[StepRecord]))
+def steps(id: UUID | str, after: str | None, limit: int) -> Call[list[StepRecord]]:
+    """A page of the durable steps of a job."""
+    params = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    return Call("GET", f"/v1/jobs/job_{parse_id(id)}/steps", reader(list[StepRecord]), params=params)
 
 
 def set_priority(id: UUID | str, priority: int) -> Call[bool]:

@@ -87,13 +87,15 @@ class StepRecord:
         group: Id of the job group of the children, of a step that gathers.
         size: Number of bytes of the result as JSON text in the database; None: there is none.
         result: What the step returned, what was signalled, or the results of the children; None also while it waits. Over HTTP
-            the results of a job have 1 MiB together: the largest are left out beyond that.
+            the results of a page have 1 MiB together: the largest are left out beyond that.
         signalled_at: Time of the signal, or of the timeout, of a wait; None: it waits, or is no wait.
+        cursor: Where the next page begins when this is the last step of a page.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "name": "approved", "kind": "wait", "state": "waiting", "at": "2026-01-11T18:26:26Z", "due": "2026-01-18T18:26:26Z",
         "group": None, "size": None, "result": None, "signalled_at": None,
+        "cursor": "1768155986000000:wait:approved",
     })  # fmt: skip
 
     name: str
@@ -105,6 +107,7 @@ class StepRecord:
     size: int | None
     result: Any
     signalled_at: datetime | None
+    cursor: str
 
     @property
     def timed_out(self) -> bool:

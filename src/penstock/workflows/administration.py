@@ -127,14 +127,21 @@ class WorkflowAdministration(JobDeclarations):
             return None
         return next((type.name for type in await type_queries.job_types(database, [found.name]) if type.encrypted), None)
 
-    async def steps(self, id: UUID | str) -> list[StepRecord]:
+    async def steps(self, id: UUID | str, *, after: str | None = None, limit: int = 1_000) -> list[StepRecord]:
         """The durable steps of a job, in their order, and the signals for which it does not wait yet.
+
+        A step has up to 256 KiB: ask for fewer at once where results are large.
 
         Args:
             id: Id of the job; one that is not known has no steps.
+            after: Cursor of the last step of the page before.
+            limit: Maximum number of steps, at most 1,000.
         """
+        if after is not None:
+            check_text("after", after)
+        check_number("limit", limit, 1, 1_000)
         database, job = await self.context.database(), parse_id(id)
-        steps = await queries.steps_shown(database, job)
+        steps = await queries.steps_shown(database, job, after=after, limit=limit)
         found = (await jobs.find(database, [job])).get(job) if steps else None
         return [_opened(step, self.context.keyring, "" if found is None else found.name, job) for step in steps]
 

@@ -112,9 +112,11 @@ async def kept_results(database: Database, wanted: Sequence[tuple[UUID, str]]) -
     return found
 
 
-async def steps_shown(database: Database, job: UUID, most: int | None = None) -> list[StepRecord]:
-    """The durable steps of a job. `result` is JSON text as it is stored; of `most` bytes in all, beyond which it is None."""
-    rows = await database.fetch("select * from penstock.steps_shown($1, $2)", job, most, retry=True)
+async def steps_shown(
+    database: Database, job: UUID, most: int | None = None, after: str | None = None, limit: int = 1_000
+) -> list[StepRecord]:
+    """A page of the durable steps of a job. `result` is JSON text as it is stored; of `most` bytes in all, and None beyond."""
+    rows = await database.fetch("select * from penstock.steps_shown($1, $2, $3, $4)", job, most, after, limit, retry=True)
     return [StepRecord(*row) for row in rows]
 
 

@@ -229,9 +229,9 @@ class AsyncClient:
         """Send a signal to a job; see `Penstock.signal`. Raises `NotFound`, `Conflict`."""
         return await self._send(calls.signal(id, name, value))
 
-    async def steps(self, id: UUID | str) -> list[StepRecord]:
-        """The durable steps of a job; see `Penstock.steps`. Raises `NotFound`."""
-        return await self._send(calls.steps(id))
+    async def steps(self, id: UUID | str, *, after: str | None = None, limit: int = 1_000) -> list[StepRecord]:
+        """The durable steps of a job, page by page; see `Penstock.steps`. Raises `NotFound`."""
+        return await self._send(calls.steps(id, after, limit))
 
     async def open_group(
         self,

@@ -233,9 +233,9 @@ class Client:
         """Send a signal to a job; see `Penstock.signal`. Raises `NotFound`, `Conflict`."""
         return self._send(calls.signal(id, name, value))
 
-    def steps(self, id: UUID | str) -> list[StepRecord]:
-        """The durable steps of a job; see `Penstock.steps`. Raises `NotFound`."""
-        return self._send(calls.steps(id))
+    def steps(self, id: UUID | str, *, after: str | None = None, limit: int = 1000) -> list[StepRecord]:
+        """The durable steps of a job, page by page; see `Penstock.steps`. Raises `NotFound`."""
+        return self._send(calls.steps(id, after, limit))
 
     def open_group(
         self,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import Depends, Path, Query, Request, Response
 
+from penstock.core.checks import check_text
 from penstock.core.records import raw, to_json
 from penstock.errors import Conflict, NotFound
 from penstock.http import bodies, shapes
@@ -31,7 +34,7 @@ from penstock.http.jobs.models import (
     Signalled,
     Status,
 )
-from penstock.http.openapi import json_body
+from penstock.http.openapi import LINK, json_body
 from penstock.http.routing import (
     ENQUEUE,
     READ,
@@ -89,6 +92,29 @@ async def record_status(call: Call, name: Name, id: Id) -> None:
     """Record a job's success or failure: the callback of a downstream service. The attempt number must be the job's."""
     await call.service.part(SingleJobs).record_status(call.user, name, id, await call.body(), call.path)
     await call.send_json(200, b"")
+
+
+class _StepPage:
+    """Which durable steps of a job are wanted."""
+
+    def __init__(
+        self,
+        after: Annotated[str | None, Query(description="The cursor of the last step of the page before.", max_length=300)] = None,
+        limit: Annotated[int, Query(description="How many at most.", ge=1, le=1_000)] = 1_000,
+    ) -> None:
+        if after is not None:
+            check_text("after", after)
+        self.after = after
+        self.limit = limit
+
+    def link(self, path: str, response: Response, steps: Sequence[StepRecord]) -> None:
+        """Lead to what follows these steps, when there may be more, in the header `Link`."""
+        if len(steps) == self.limit:
+            query = urlencode({"limit": self.limit, "after": steps[-1].cursor})
+            response.headers["Link"] = f'<{path}?{query}>; rel="next"'
+
+
+StepPage = Annotated[_StepPage, Depends()]
 
 
 class _Jobs:
@@ -179,10 +205,11 @@ class _Jobs:
             raise not_found(self.path) from None
         return Signalled(id=shapes.job_id(job.id), name=signal, first=first)
 
-    async def steps(self, name: str | None, id: str) -> list[StepRecord]:
-        """The durable steps of the job. Their results are as they are stored; of encrypted ones the server has no key."""
+    async def steps(self, name: str | None, id: str, page: _StepPage, response: Response) -> list[StepRecord]:
+        """A page of the job's durable steps. Their results are as they are stored; of encrypted ones the server has no key."""
         job = await self.find(name, id)
-        steps = await workflows.steps_shown(self.database, job.id, _MOST_RESULTS)
+        steps = await workflows.steps_shown(self.database, job.id, _MOST_RESULTS, page.after, page.limit)
+        page.link(self.path, response, steps)
         return [replace(step, result=raw(http.hidden_step(step.result) if job.encrypted else step.result)) for step in steps]
 
     async def set_priority(self, name: str | None, id: str, priority: int) -> PrioritySet:
@@ -270,16 +297,19 @@ async def signal(jobs: Jobs, name: Name, id: Id, signal: SignalName, new: Signal
     return await jobs.signal(name, id, signal, sent)
 
 
-@api.get("/v1/jobs/{id:only_job}/steps", dependencies=[READ])
-async def get_steps_by_id(jobs: Jobs, id: Id) -> list[StepRecord]:
-    """The durable steps of a job, in their order, and signals for which it does not wait yet."""
-    return await jobs.steps(None, id)
+@api.get("/v1/jobs/{id:only_job}/steps", dependencies=[READ], responses=LINK)
+async def get_steps_by_id(response: Response, jobs: Jobs, id: Id, page: StepPage) -> list[StepRecord]:
+    """The durable steps of a job, in their order, and signals for which it does not wait yet.
+
+    The header `Link` leads to the next page.
+    """
+    return await jobs.steps(None, id, page, response)
 
 
-@api.get("/v1/jobs/{name:name}/{id:job}/steps", dependencies=[READ])
-async def get_steps(jobs: Jobs, name: Name, id: Id) -> list[StepRecord]:
-    """The durable steps of a job of a type, in their order."""
-    return await jobs.steps(name, id)
+@api.get("/v1/jobs/{name:name}/{id:job}/steps", dependencies=[READ], responses=LINK)
+async def get_steps(response: Response, jobs: Jobs, name: Name, id: Id, page: StepPage) -> list[StepRecord]:
+    """The durable steps of a job of a type, in their order. The header `Link` leads to the next page."""
+    return await jobs.steps(name, id, page, response)
 
 
 @api.post("/v1/jobs/{id:only_job}/priority", dependencies=[ENQUEUE])

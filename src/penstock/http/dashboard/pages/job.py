@@ -32,6 +32,7 @@ from penstock.workflows import queries as workflows
 _DEEPEST = 24
 # Of the durable steps the newest, with results of as many bytes in all.
 _STEPS = 200
+_ALL_STEPS = 100_000
 _MOST_RESULTS = 64 * 1024
 _SIGN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
@@ -212,7 +213,7 @@ async def _look(database: Database, id: UUID) -> _Read:
     if job is None:
         return _Read(None, None, Surroundings(None, None, None), {})
     groups = await queries.named_groups(database, job.after) if job.after else {}
-    steps = await workflows.steps_shown(database, id, _MOST_RESULTS)
+    steps = await workflows.steps_shown(database, id, _MOST_RESULTS, limit=_ALL_STEPS)
     return _Read(job, why, await queries.surroundings_of(database, id), groups, steps)
 
 

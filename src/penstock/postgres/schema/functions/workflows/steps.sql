@@ -28,27 +28,6 @@ $$;
 comment on function penstock.check_step(text, text, jsonb) is
     'Part of write_steps, begin_waits and signal: raises PS400 for a name that cannot be used, PS413 for a value that is too large. p_what: a step, or a signal.';
 
-create or replace function penstock.steps_of(p_ids uuid[])
-returns table (
-    id uuid, name text, kind text, at timestamptz, due timestamptz, job_group uuid, result text, signalled_at timestamptz, signal text
-)
-language sql
-stable
-security definer
-set search_path = penstock, pg_temp
-as $$
-    select penstock.check_size(cardinality(p_ids), 10000, 'jobs');
-    select
-        coalesce(step.job, signal.job), coalesce(step.name, signal.name), coalesce(step.kind, 'signal'), coalesce(step.at, signal.at), step.due,
-        step.job_group, step.result::text, signal.at, signal.value::text
-    from (select * from penstock.job_steps as step where step.job = any (p_ids)) as step
-    full join (select * from penstock.job_signals as signal where signal.job = any (p_ids)) as signal
-        on signal.job = step.job and signal.name = step.name and step.kind = 'wait'
-    order by 1, 4, 2
-$$;
-comment on function penstock.steps_of(uuid[]) is
-    'The durable steps of jobs, in their order, and signals for which none of them waits yet (kind signal). result: of a step, null while it waits; signalled_at, signal: of a wait, the signal that has come, or (signal null) its timeout. JSON comes as text.';
-
 create or replace function penstock.check_held(p_what text, p_ids uuid[], p_leases bigint[], p_names text[])
 returns void
 language plpgsql
