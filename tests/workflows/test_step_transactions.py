@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -15,7 +15,9 @@ import psycopg
 import pytest
 
 from penstock import Backoff, InvalidInput, Job, JobFailed, Penstock, Retry, Status
+from penstock.postgres.database import Database
 from penstock.testing import run_due_jobs, running_worker
+from penstock.workflows import queries
 from tests.waiting import eventually
 from tests.workflows.statuses import status
 
@@ -72,6 +74,39 @@ async def test_a_step_in_a_transaction_of_the_handler_is_kept_when_that_commits(
     await run_due_jobs(app)
     assert (await status(app, receipt.id), tries) == ("succeeded", [1, 2, 3])
     assert await sql.fetchval("select count(*) from payments") == 1
+
+
+async def test_a_step_that_is_done_again_after_a_rollback_does_not_read_the_other_steps_again(
+    app: Penstock, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    kept_steps = queries.kept_steps
+
+    async def counted(database: Database, ids: Sequence[UUID]) -> Any:
+        found = await kept_steps(database, ids)
+        reads.append(len(found))
+        return found
+
+    monkeypatch.setattr(queries, "kept_steps", counted)
+
+    @app.job("order", backoff=AT_ONCE, max_attempts=2)
+    async def order(job: Job[Any]) -> None:
+        for n in range(3):
+            await job.step(f"part {n}", one)
+        if job.attempt == 1:
+            raise Retry
+        for ends_well in (False, False, True):
+            with suppress(ZeroDivisionError):
+                async with transaction_of(url) as connection:
+                    await job.step("pay", one, connection=connection)
+                    if not ends_well:
+                        raise ZeroDivisionError
+
+    receipt = await order.enqueue({})
+    await run_due_jobs(app)
+    assert await status(app, receipt.id) == "succeeded"
+    assert [step.name for step in await app.steps(receipt.id)] == ["part 0", "part 1", "part 2", "pay"]
+    assert reads == [0, 3], "once in each run"
 
 
 async def test_a_step_in_an_open_transaction_of_a_thread_delays_no_settlement(app: Penstock, url: str) -> None:

@@ -254,7 +254,7 @@ class Steps:
         if name in self._through:
             # Its transaction was committed, or it was rolled back and the handler does it again.
             self._through.discard(name)
-            if name not in await self._recorder.read(self._held.claimed.id):
+            if await self._recorder.result(self._held.claimed.id, name) is None:
                 self._used.discard(name)
         self._use(name)
         if self._known is None:
