@@ -39,6 +39,7 @@ async def test_a_run_is_shown_as_a_tree_and_retried(app: Penstock, url: str, sql
     assert "nightly-1" in penstock(url, "workflows", "runs", "nightly").stdout
     failing.clear()
     assert "started: nightly-1~2, which shares 2 of 4 steps" in penstock(url, "workflows", "retry", "nightly-1").stdout
+    assert ", retried by nightly-1~2" in penstock(url, "workflows", "show", "nightly-1").stdout
     await run_due_jobs(app)
     shown = json.loads(penstock(url, "workflows", "show", "nightly-1~2", "--json").stdout)
     assert (shown["status"], [one["status"] for one in shown["steps"]]) == ("succeeded", ["succeeded"] * 4)

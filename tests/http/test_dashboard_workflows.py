@@ -181,6 +181,8 @@ async def test_a_run_is_retried_from_what_failed_and_from_a_step(served: Served,
         answer = admin.post(f"workflows/{run}/retry")
         assert "This is the new run" in answer.text and "retried~2" in answer.text
         assert 'retry of <a href="../workflows/retried">retried</a>' in answer.text
+        link = 'retried by <a href="../workflows/retried~2">retried~2</a>'
+        until(lambda: link in admin.get(f"workflows/{run}").text, "the retry on the page of the run before")
         assert "succeeded, from the run before" in answer.text
         await run_due_jobs(app)
         again = await app.find_workflow_run("retried~2")

@@ -164,6 +164,7 @@ def test_a_run_is_started_once_looked_at_retried_and_cancelled(penstock: Client,
     assert [(step.status, step.jobs) for step in penstock.workflow_steps(run.id)] == [("failed", None), ("cancelled", 2)]
     again = penstock.retry_workflow(group, id=f"{group} again")
     assert (again.name, again.retry_of, again.shared) == (f"{group} again", group, 0)
+    assert penstock.find_workflow_run(group).retried_by == again.name
     assert penstock.cancel_workflow(again.id).cancelled_at is not None
     ended = until(lambda: (found := penstock.find_workflow_run(again.id)).finished_at and found, "the end of the retry")
     assert ended.status == "cancelled"

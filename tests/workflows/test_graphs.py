@@ -322,7 +322,8 @@ async def test_a_retry_runs_what_did_not_succeed_and_shares_the_rest(app: Pensto
     again = await app.retry_workflow("night")
     with pytest.raises(Conflict, match="night~2 is a retry of another run of retried"):
         await graph.start(id="night~2")
-    assert (again.name, again.retry_of, again.steps, again.shared) == ("night~2", "night", 4, 1)
+    assert (again.name, again.retry_of, again.retried_by, again.steps, again.shared) == ("night~2", "night", None, 4, 1)
+    assert [(one.name, one.retried_by) for one in await app.workflow_runs()] == [("night~2", None), ("night", "night~2")]
     assert (await app.retry_workflow("night")).id == again.id
     with pytest.raises(Conflict, match="was retried already, as night~2"):
         await app.retry_workflow("night", from_step="a")

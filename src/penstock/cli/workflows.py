@@ -122,7 +122,9 @@ async def _run(penstock: Backend, name: str) -> tuple[WorkflowRunRecord, list[Wo
 def print_run(run: WorkflowRunRecord, steps: list[WorkflowStepRecord]) -> None:
     """Print a run as a tree. A step stands below the last of the steps after which it runs, and names the others."""
     ended = f", ended {cell(run.finished_at)}" if run.finished_at else ""
-    retried = f", retry of {run.retry_of}" if run.retry_of else ""
+    retried = (f", retry of {run.retry_of}" if run.retry_of else "") + (
+        f", retried by {run.retried_by}" if run.retried_by else ""
+    )
     about = f"{run.workflow}  {run.status}, started {cell(run.created_at)}{ended}{retried}"
     root = Tree(f"[bold]{escape(run.name)}[/bold]  {escape(about)}")
     places: dict[int, Tree] = {}

@@ -87,6 +87,7 @@ class WorkflowRunRecord:
         cancelled_at: Time at which its steps began to be cancelled, or None.
         finished_at: Time of its end, or None.
         retry_of: The run that this one retries, or None.
+        retried_by: The run that retries this one, or None.
         steps: Number of its steps.
         shared: Number of steps that succeeded in the run that it retries, and are not run again.
         succeeded: Number of the other steps that succeeded.
@@ -97,8 +98,8 @@ class WorkflowRunRecord:
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "id": _ID, "name": "nightly-2026-01-11", "workflow": "nightly", "status": "running", "on_failure": "continue",
-        "created_at": _AT, "cancelled_at": None, "finished_at": None, "retry_of": None, "steps": 3, "shared": 0, "succeeded": 1,
-        "failed": 0, "cancelled": 0, "expired": 0,
+        "created_at": _AT, "cancelled_at": None, "finished_at": None, "retry_of": None, "retried_by": None, "steps": 3,
+        "shared": 0, "succeeded": 1, "failed": 0, "cancelled": 0, "expired": 0,
     })  # fmt: skip
 
     id: UUID
@@ -110,6 +111,7 @@ class WorkflowRunRecord:
     cancelled_at: datetime | None
     finished_at: datetime | None
     retry_of: str | None
+    retried_by: str | None
     steps: int
     shared: int
     succeeded: int

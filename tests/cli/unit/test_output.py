@@ -24,7 +24,7 @@ def test_a_value_with_brackets_is_printed_as_it_is() -> None:
 
 
 def test_a_run_of_a_workflow_with_brackets_is_printed_as_it_is() -> None:
-    run = WorkflowRunRecord(uuid4(), "[a]", "[/b]", "running", "cancel", NOW, None, None, "[red]", 0, 0, 0, 0, 0, 0)
+    run = WorkflowRunRecord(uuid4(), "[a]", "[/b]", "running", "cancel", NOW, None, None, "[red]", "[/red]", 0, 0, 0, 0, 0, 0)
     with out.capture() as printed:
         print_run(run, [])
     text = printed.get()

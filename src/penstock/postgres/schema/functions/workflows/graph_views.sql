@@ -5,7 +5,7 @@ create or replace function penstock.workflow_runs(
 )
 returns table (
     id uuid, name text, workflow text, status text, on_failure text, created_at timestamptz, cancelled_at timestamptz, finished_at timestamptz,
-    retry_of text, steps bigint, shared bigint, succeeded bigint, failed bigint, cancelled bigint, expired bigint
+    retry_of text, retried_by text, steps bigint, shared bigint, succeeded bigint, failed bigint, cancelled bigint, expired bigint
 )
 language plpgsql
 stable
@@ -18,7 +18,8 @@ begin
     return query
     select
         run.id, run.name, run.graph, coalesce(run.status::text, 'running'), run.on_failure, run.created_at, run.cancelled_at, run.finished_at,
-        (select before.name from penstock.job_groups as before where before.id = run.retry_of), steps.number, steps.shared,
+        (select before.name from penstock.job_groups as before where before.id = run.retry_of),
+        (select later.name from penstock.job_groups as later where later.retry_of = run.id), steps.number, steps.shared,
         run.succeeded + ticks.succeeded, run.failed + ticks.failed, run.cancelled + ticks.cancelled, run.expired + ticks.expired
     from (
         select *
@@ -45,7 +46,7 @@ begin
 end
 $$;
 comment on function penstock.workflow_runs(integer, boolean, text, uuid, text) is
-    'Runs of workflows, latest first: all, those of a workflow, or one by its id or its name. status: running, or how the run ended. shared: how many of its steps succeeded in the run that it retries; succeeded and so on: how its other steps ended so far. p_open: only those that have not ended.';
+    'Runs of workflows, latest first: all, those of a workflow, or one by its id or its name. status: running, or how the run ended. retry_of, retried_by: the run that it retries, and the one that retries it. shared: how many of its steps succeeded in the run that it retries; succeeded and so on: how its other steps ended so far. p_open: only those that have not ended.';
 
 create or replace function penstock.workflow_steps(p_id uuid)
 returns table (
