@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
 
 from penstock import (
@@ -69,6 +70,31 @@ def test_a_jobs_life(penstock: Client, name: str) -> None:
     assert datetime.now(UTC) - done.finished_at < timedelta(minutes=1)
     assert penstock.enqueue(name, id=receipt.id).outcome is EnqueueOutcome.ARCHIVED
     assert penstock.result(name, receipt.id).result == {"price": 5}
+
+
+def test_integers_beyond_64_bits_are_exact_or_refused(penstock: Client, name: str, served: Served) -> None:
+    big = 2**70 + 1
+    with psycopg.connect(served.database_url, autocommit=True) as sql:
+        sql.execute("select penstock.enqueue(%s, %s)", [name, f'{{"n": {big}}}'])
+        (claimed,) = penstock.claim(name, "w1")
+        assert claimed.data == {"n": big}
+        sql.execute(
+            "select penstock.settle(array[%s::uuid], array[%s::smallint], array[%s::bigint], '{succeeded}', array[%s::jsonb])",
+            [claimed.id, claimed.attempt, claimed.lease, str(big)],
+        )
+    assert penstock.result(name, claimed.id).result == big
+    found = penstock.find(claimed.id)
+    assert (found.data, found.result) == ({"n": big}, big)
+    assert [job.data for job in penstock.find_many(name=name)] == [{"n": big}]
+    penstock.enqueue(name, 1)
+    (job,) = penstock.claim(name, "w1")
+    for refused in (
+        lambda: penstock.enqueue(name, {"n": big}),
+        lambda: penstock.settle(job, "succeeded", result=big),
+        lambda: penstock.topic(name).publish(big),
+    ):
+        with pytest.raises(InvalidInput, match="not JSON"):
+            refused()
 
 
 def test_a_job_with_options_of_its_own_that_is_snoozed(penstock: Client, name: str) -> None:

@@ -35,6 +35,23 @@ def name() -> str:
     return f"n-{secrets.token_hex(4)}"
 
 
+def test_integers_beyond_64_bits_in_events_and_messages_are_exact(penstock: Client, served: Served, name: str) -> None:
+    big = 2**70 + 1
+    stream, topic = penstock.stream(name), penstock.topic(name)
+    stream.create(1)
+    topic.declare()
+    with served.client() as client:
+        assert client.post(f"/v1/streams/{name}/events", content=f'{{"data": {big}}}').status_code == 201
+        assert client.post(f"/v1/topics/{name}/messages", content=f'{{"data": {big}}}').status_code == 202
+    assert [message.data for message in topic.read(0)] == [big]
+    assert next(iter(topic.receive(since=0))).data == big
+    deliveries = topic.work("me", stay=True, since=0)
+    assert next(deliveries).message.data == big
+    deliveries.close()  # type: ignore[attr-defined]
+    assert [event.data for event in stream.read(0)] == [big]
+    assert next(iter(stream.tail("earliest"))).data == big
+
+
 def test_a_streams_life(penstock: Client, name: str) -> None:
     stream = penstock.stream(name)
     with pytest.raises(NotFound):

@@ -11,7 +11,17 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.core.records import from_object
-from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError, QueueFull
+from penstock.core.serialization import load_json
+from penstock.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidInput,
+    NotFound,
+    OffsetGone,
+    PenstockError,
+    QueueFull,
+    Unreadable,
+)  # fmt: skip
 
 T = TypeVar("T")
 
@@ -44,10 +54,10 @@ def unavailable(error: Exception) -> PenstockError:
 
 
 def json_of(response: httpx.Response) -> Any:
-    """The body. Raises `PenstockError` when something else than Penstock answered, such as a proxy with a page."""
+    """The body, its integers exactly. Raises `PenstockError` when something else than Penstock answered, such as a proxy."""
     try:
-        return orjson.loads(response.content)
-    except orjson.JSONDecodeError:
+        return load_json(response.content.decode())
+    except (Unreadable, UnicodeDecodeError):
         raise PenstockError(
             f"the answer ({response.status_code}) of {response.url.copy_with(query=None)} is no JSON",
             hint="Check the URL: it is that of a Penstock server.",

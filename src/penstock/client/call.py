@@ -47,7 +47,15 @@ class Call(Generic[T]):
         """The bytes of the body."""
         if self.lines is not None:
             return self.lines
-        return None if self.body is None else orjson.dumps(self.body)
+        if self.body is None:
+            return None
+        try:
+            return orjson.dumps(self.body)
+        except TypeError as error:
+            raise InvalidInput(
+                f"what is to be sent is not JSON: {error}",
+                hint="Use dicts, lists, text and numbers; integers have up to 64 bits.",
+            ) from None
 
     @property
     def headers(self) -> dict[str, str]:

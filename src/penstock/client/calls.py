@@ -92,7 +92,7 @@ def _line(job: NewJob) -> bytes:
 
 def body_of(job: NewJob) -> dict[str, Any]:
     """A job as the body of a request, without its id."""
-    return {"data": orjson.loads(dump_json({} if job.data is None else job.data, "the job"))} | _options(job)
+    return {"data": orjson.Fragment(dump_json({} if job.data is None else job.data, "the job"))} | _options(job)
 
 
 def _options(job: NewJob) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.client.answers import error_of, unavailable
 from penstock.client.topic_calls import message_of
-from penstock.core.serialization import dump_json
+from penstock.core.serialization import dump_json, load_json
 from penstock.errors import Conflict
 from penstock.topics.models import Message
 
@@ -52,7 +52,7 @@ def handshake(request: httpx.Request, auth: httpx.Auth | None) -> tuple[str, dic
 
 def delivery_of(frame: str | bytes, send: Callable[[str], R]) -> Delivery[R] | None:
     """What a frame delivers, if anything. Raises `Conflict` when what comes next is gone."""
-    told = orjson.loads(frame)
+    told = load_json(frame if isinstance(frame, str) else frame.decode())
     if told["type"] == "gone":
         raise Conflict(told["title"], hint=told.get("detail"))
     return Delivery(message_of(told), told["attempt"], send) if told["type"] == "message" else None

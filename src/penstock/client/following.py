@@ -12,6 +12,7 @@ import orjson
 from httpx_sse import ServerSentEvent
 
 from penstock.client.answers import unavailable
+from penstock.core.serialization import load_json
 from penstock.errors import Conflict, NotFound, OffsetGone, PenstockError
 
 
@@ -41,7 +42,7 @@ class Following:
         if not event.data or event.event != "message":
             return None
         self.last = event.id or self.last
-        found: dict[str, Any] = orjson.loads(event.data)
+        found: dict[str, Any] = load_json(event.data)
         return found
 
     def broke(self, error: Exception) -> float:

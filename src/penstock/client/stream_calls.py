@@ -84,7 +84,7 @@ def append(name: str, event: NewEvent[Any], producer: str | None, sequence: int 
         return None if found["partition"] is None else Position(found["partition"], found["offset"])
 
     params = _numbered(producer, sequence)
-    return Call("POST", path_of(name, "events"), parse, orjson.loads(_line(event)), params, repeatable=producer is not None)
+    return Call("POST", path_of(name, "events"), parse, orjson.Fragment(_line(event)), params, repeatable=producer is not None)
 
 
 def append_many(name: str, events: Iterable[Any], producer: str | None, sequence: int | None) -> Call[int | None]:
