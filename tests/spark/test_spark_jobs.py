@@ -18,7 +18,7 @@ import asyncpg
 import psutil
 import pytest
 
-from penstock import InvalidInput, Job, Penstock
+from penstock import Conflict, InvalidInput, Job, Penstock
 from penstock.errors import MissingExtra
 from penstock.jobs.spark_attempt import FENCE, SparkAttempt
 from penstock.testing import running_worker
@@ -258,6 +258,14 @@ def test_spark_connect_without_its_packages_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"(?s)Spark Connect.*{module}"):
         session(remote="sc://127.0.0.1:1")
+
+
+def test_a_session_of_spark_connect_is_refused_beside_one_of_spark_itself(spark: SparkSession) -> None:
+    from penstock.spark import session
+
+    with pytest.raises(Conflict, match="has a session of Spark itself, and cannot connect to sc://127.0.0.1:1"):
+        session(remote="sc://127.0.0.1:1")
+    assert session() is spark
 
 
 @pytest.mark.no_jvm

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.extras import needs
-from penstock.errors import PenstockError
+from penstock.errors import Conflict, PenstockError
 from penstock.spark.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def session(
     Raises:
         MissingExtra: pyspark is not installed, or what its client of Spark Connect needs.
         JavaNotFound: No usable Java was found (a remote server needs none here).
+        Conflict: `remote` is given, and this process has a session of another kind: a process has one of the two.
     """
     with needs("spark,jdk", "a session of Spark"):
         import pyspark  # noqa: F401
@@ -55,6 +56,11 @@ def session(
 
     given = dict(config or {})
     active = SparkSession.getActiveSession()
+    if remote is not None and active is not None and not type(active).__module__.startswith("pyspark.sql.connect"):
+        raise Conflict(
+            f"this process has a session of Spark itself, and cannot connect to {remote}",
+            hint="Stop that session before (spark.stop()), use it (leave remote out), or connect in another process.",
+        )
     if active is None:
         if remote is not None:
             active = _connected(remote, app_name, given)
