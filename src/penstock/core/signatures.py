@@ -72,8 +72,28 @@ VARYING = (
 
 
 @cache
-def _patterns() -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(pattern), sign.replace("$1", r"\1")) for pattern, sign in VARYING]
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern, compiled once."""
+    return re.compile(pattern)
+
+
+@cache
+def patterns() -> list[tuple[re.Pattern[str], str]]:
+    """The patterns, compiled, each with its sign as Python writes it."""
+    return [(compiled(pattern), sign.replace("$1", r"\1")) for pattern, sign in VARYING]
+
+
+async def compiled_in_slices() -> None:
+    """Compile the patterns, unless they are; other tasks run after each of them.
+
+    All of them together take some milliseconds, several times as many on a busy machine. Most processes sign no error, so they
+    are not compiled at the import.
+    """
+    if not patterns.cache_info().currsize:
+        for pattern, _ in VARYING:
+            compiled(pattern)
+            await asyncio.sleep(0)
+        patterns()
 
 
 # So many errors, or messages with so many characters, hold the event loop for some milliseconds.
@@ -90,7 +110,7 @@ def normalised(message: str) -> str:
 @lru_cache(maxsize=2048)
 def normalised_line(line: str) -> str:
     """A line of a message, as `normalised` makes it; those of the last messages are remembered."""
-    for pattern, sign in _patterns():
+    for pattern, sign in patterns():
         line = pattern.sub(sign, line)
     return line
 
@@ -136,6 +156,8 @@ async def signed_in_slices(errors: Sequence[str | None], version: str | None = N
         characters_left -= min(len(message), _LONGEST_LINE)
         return signature_of(type, message)
 
+    if any(error is not None for error in errors):
+        await compiled_in_slices()
     for error in errors:
         if error is None or error in known:
             continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from functools import cache
 from typing import Any, cast
 from uuid import uuid4
 
@@ -73,6 +75,34 @@ async def test_the_event_loop_goes_on_between_slices(monkeypatch: pytest.MonkeyP
     assert counted.made == MANY
     assert counted.most <= SLICE
     assert found == [signed(one, "v2") for one in errors]
+
+
+async def test_the_event_loop_goes_on_while_the_patterns_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, most, since = 0, 0, 0
+
+    @cache
+    def counted(pattern: str) -> re.Pattern[str]:
+        nonlocal compiled
+        compiled += 1
+        return re.compile(pattern)
+
+    async def turns() -> None:
+        nonlocal most, since
+        while True:
+            most, since = max(most, compiled - since), compiled
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(signatures, "compiled", counted)
+    signatures.patterns.cache_clear()
+    turning = asyncio.create_task(turns())
+    try:
+        assert await signed_in_slices([None]) == [None]
+        assert compiled == 0, "there was nothing to sign"
+        await signed_in_slices([error("no order 7")])
+    finally:
+        turning.cancel()
+    patterns = len({pattern for pattern, _ in signatures.VARYING})
+    assert (compiled, most) == (patterns, 1)
 
 
 async def test_long_messages_are_fewer_in_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.core.signatures import normalised
+from penstock.core.signatures import compiled_in_slices, normalised
 from penstock.errors import InvalidInput
 from penstock.http.auth import Role
 from penstock.http.dashboard import queries
@@ -23,6 +23,7 @@ _MOST_GROUPS = 100
 async def show(view: View) -> Shown:
     """The failures that are kept, by cause, as far as was looked."""
     name = view.query.get("type", "").strip() or None
+    await compiled_in_slices()
     groups = [_shown(view, group) for group in await _groups(view, name)]
     muted = await view.read("muted failures", queries.muted_failures, kept_s=5.0)
     mutes = {(group.name, group.signature): muted.get((group.name, group.signature)) for group in groups}
