@@ -154,3 +154,20 @@ end
 $$;
 comment on function penstock.lock_queued(penstock.operations, uuid[]) is
     'Part of advance_operation: those of these jobs that match and are queued, and those of them that no other transaction holds, which it locks.';
+
+create or replace function penstock.left_over(operation penstock.operations, p_dependents uuid[], p_queued uuid[])
+returns bigint
+language sql
+as $$
+    select
+        (
+            select count(*) from penstock.waiting_jobs as job
+            where job.id = any (p_dependents) and penstock.matches_dependent(job, operation.kind, operation.filter, operation.started_at)
+        )
+        + (
+            select count(*) from penstock.queued_jobs as job
+            where job.id = any (p_queued) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
+        )
+$$;
+comment on function penstock.left_over(penstock.operations, uuid[], uuid[]) is
+    'Part of advance_operation: how many of these jobs, which wait for others or are queued, match still after the operation has changed those that it had locked: another transaction has them locked.';

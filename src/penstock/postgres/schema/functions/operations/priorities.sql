@@ -32,18 +32,7 @@ begin
     operation.done := operation.done + (
         select count(*) from penstock.change_priorities(dependents.locked || queued.locked, (operation.filter ->> 'new_priority')::smallint, p_moment)
     );
-    -- What matches still is locked by another transaction.
-    operation.postponed := operation.postponed + (
-        select count(*)
-        from (
-            select job.id from penstock.waiting_jobs as job
-            where job.id = any (dependents.matching)
-                and penstock.matches_dependent(job, operation.kind, operation.filter, operation.started_at)
-            union all
-            select job.id from penstock.queued_jobs as job
-            where job.id = any (queued.matching) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
-        ) as left_over
-    );
+    operation.postponed := operation.postponed + penstock.left_over(operation, dependents.matching, queued.matching);
     return operation;
 end
 $$;

@@ -18,23 +18,12 @@ returns penstock.operations
 language plpgsql
 as $$
 declare
-    matching uuid[];
-    locked uuid[];
+    queued constant record := penstock.lock_queued(operation, p_looked);
     of_type record;
 begin
-    matching := array(
-        select job.id from penstock.queued_jobs as job
-        where job.id = any (p_looked) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
-    );
-    locked := array(
-        select job.id from penstock.queued_jobs as job
-        where job.id = any (matching) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
-        order by job.id
-        for update skip locked
-    );
     for of_type in
         with ordered as (
-            select job.id from penstock.queued_jobs as job where job.id = any (locked) order by job.run_after, job.id
+            select job.id from penstock.queued_jobs as job where job.id = any (queued.locked) order by job.run_after, job.id
         ),
         numbered as materialized (
             select ordered.id, nextval('penstock.job_seq') as seq from ordered
@@ -51,11 +40,7 @@ begin
         operation.done := operation.done + of_type.jobs;
         perform penstock.wake_claimers(of_type.name, of_type.jobs);
     end loop;
-    -- What matches still is locked by another transaction.
-    operation.postponed := operation.postponed + (
-        select count(*) from penstock.queued_jobs as job
-        where job.id = any (matching) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
-    );
+    operation.postponed := operation.postponed + penstock.left_over(operation, '{}', queued.matching);
     return operation;
 end
 $$;
