@@ -9,6 +9,7 @@ ends when its standard input ends. The modules are imported beside those that mo
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -22,13 +23,20 @@ from contextlib import suppress
 from typing import Any
 
 # Not the commands themselves: they look at the environment when they are imported.
-IMPORTED = ("asyncpg", "pydantic_settings", "structlog", "typer", "typer.rich_utils", "rich.table", "penstock.app", "uvloop")
+IMPORTED = (
+    "asyncpg", "pydantic_settings", "structlog", "typer", "typer.rich_utils", "rich.table", "rich.progress", "rich._emoji_codes",
+    "penstock.app", "uvloop",
+)  # fmt: skip
 
 
 def serve(path: str, *modules: str) -> list[str]:
     """Serve until standard input ends. Returns in the processes of commands, with the arguments of the command."""
+    # What is imported stays. No garbage collection of a fork needs to look at it, or to copy the memory in which it is.
+    gc.disable()
     for name in (*IMPORTED, *modules):
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen(64)

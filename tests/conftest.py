@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import tempfile
@@ -31,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Runs of one user otherwise share a folder, which each closes to other users when it starts. For root, the embedded server runs
     as another user, who has to pass through that folder.
     """
+    # What is imported and collected stays: there is nothing to free before the first test.
+    gc.disable()
     if not hasattr(config, "workerinput"):
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-")
 
@@ -41,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder, *rest = item.path.relative_to(Path(__file__).parent).parts
         if folder in WITH_SERVERS and "unit" not in rest:
             item.add_marker(pytest.mark.xdist_group(f"{folder}/{item.path.stem}"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported and collected out of each garbage collection in the tests, most of whose time it would take."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
