@@ -11,7 +11,15 @@ import asyncpg
 import pytest
 
 from penstock import Depends, Event, InvalidInput, Job, Penstock, Retry, Status, Tick
-from penstock.testing import advance, assert_enqueued, assert_not_enqueued, enqueued, run_due, run_job
+from penstock.testing import (
+    TemporaryDatabases,
+    advance,
+    assert_enqueued,
+    assert_not_enqueued,
+    enqueued,
+    run_due,
+    run_job,
+)
 from tests.waiting import eventually
 
 
@@ -214,3 +222,13 @@ async def test_the_plugin_gives_each_test_the_application_on_its_own_database(tm
     output, _ = await ran.communicate()
     assert ran.returncode == 0, output.decode()
     assert "3 passed" in output.decode()
+
+
+async def test_databases_are_made_after_all_connections_were_ended(databases: TemporaryDatabases) -> None:
+    with databases.database() as first:
+        await databases.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
+        with databases.database() as second:
+            for url in (first, second):
+                connection = await asyncpg.connect(url)
+                assert await connection.fetchval("select count(*) from penstock.jobs") == 0
+                await connection.close()

@@ -9,8 +9,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,8 @@ from penstock.settings import Settings
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only folders with random names are made there
 _MEMORY_FREE_BYTES = 4 * 2**30
+# Nobody needs these data after a crash of the machine. A crash of the server alone loses nothing by this.
+_NOT_DURABLE = ("alter system set fsync = off", "alter system set full_page_writes = off", "select pg_reload_conf()")
 
 
 class TemporaryDatabases:
@@ -49,25 +51,32 @@ class TemporaryDatabases:
         self.server: EmbeddedServer | None = None
         self._template = f"penstock_template_{secrets.token_hex(4)}"
         self.server_url = ""
+        # For the connection that is kept, in one thread at a time.
+        self._runner = asyncio.Runner()
+        self._running = threading.Lock()
+        self._connection: asyncpg.Connection[Any] | None = None
 
     def __enter__(self) -> TemporaryDatabases:
         if self._given_url is None:
             self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", dir=self._parent, ignore_cleanup_errors=True)
             self.server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
             self.server_url = self.server.start()
+            for statement in _NOT_DURABLE:
+                self._run(statement)
         else:
             self.server_url = self._given_url
         asyncio.run(self._make_template())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self.server is None:
+            self._run(f'drop database if exists "{self._template}" with (force)')
+        self._in_thread(self._end)
         if self.server is not None:
             self.server.stop()
             deadline = time.monotonic() + 30
             while (self.server.data_dir / "postgres" / "postmaster.pid").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
-        else:
-            asyncio.run(self.execute(f'drop database if exists "{self._template}" with (force)'))
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -88,12 +97,16 @@ class TemporaryDatabases:
             self._run(f'drop database if exists "{name}" with (force)')
 
     def _run(self, statement: str) -> None:
-        # The statement runs in a thread of its own, since the caller may be inside an event loop.
+        self._in_thread(lambda: self._runner.run(self._kept(statement)))
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        # The work has a thread of its own, since the caller may be inside an event loop.
         failure: list[BaseException] = []
 
         def run() -> None:
             try:
-                asyncio.run(self.execute(statement))
+                with self._running:
+                    work()
             except BaseException as error:
                 failure.append(error)
 
@@ -102,6 +115,25 @@ class TemporaryDatabases:
         thread.join()
         if failure:
             raise failure[0]
+
+    async def _kept(self, statement: str) -> None:
+        # One connection serves all statements: to connect for each costs half as much as what they do.
+        if self._connection is not None:
+            try:
+                await self._connection.execute(statement)
+                return
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                # A test may have stopped the server meanwhile, or ended all of its connections.
+                if not self._connection.is_closed():
+                    raise
+        self._connection = await asyncpg.connect(self.server_url)
+        await self._connection.execute(statement)
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                self._runner.run(self._connection.close(timeout=5))
+        self._runner.close()
 
     async def _make_template(self) -> None:
         await self.execute(f'create database "{self._template}"')
