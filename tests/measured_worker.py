@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from tests.plain_http import NO_CERTIFICATES
+
 
 def value_of(text: str, sample: str) -> float:
     """The value of a sample in a scrape; 0: it is not there."""
@@ -31,7 +33,7 @@ class Running:
         self.lines = lines
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.address + path, timeout=60)
+        return httpx.get(self.address + path, timeout=60, verify=NO_CERTIFICATES)
 
     def value(self, sample: str) -> float:
         """The value of a sample; 0: it is not there."""

@@ -8,6 +8,8 @@ from urllib.parse import urljoin
 
 import httpx
 
+from tests.plain_http import NO_CERTIFICATES
+
 
 class Reader:
     """One browser.
@@ -18,7 +20,9 @@ class Reader:
     """
 
     def __init__(self, base_url: str, transport: Any = None) -> None:
-        self.client = httpx.Client(base_url=base_url, timeout=60, follow_redirects=True, transport=transport)
+        self.client = httpx.Client(
+            base_url=base_url, timeout=60, follow_redirects=True, transport=transport, verify=NO_CERTIFICATES
+        )
 
     def __enter__(self) -> Reader:
         return self

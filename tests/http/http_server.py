@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.command_line import Command
+from tests.plain_http import NO_CERTIFICATES
 
 TOKEN = "t0ken-of-the-tests"
 # Most of the start of a server are its imports. Tests of the start itself (test_server.py) have processes that make them.
@@ -55,7 +56,8 @@ class Served:
         pytest.fail(f"the server did not log {words!r}: {self.log.read_text()}")
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.base_url, timeout=30, **({"auth": ("admin", TOKEN)} | options))
+        options = {"auth": ("admin", TOKEN)} | options
+        return httpx.Client(base_url=self.base_url, timeout=30, verify=NO_CERTIFICATES, **options)
 
 
 @contextmanager
@@ -91,7 +93,8 @@ def served_until_killed(
             else:
                 pytest.fail(f"the server did not start: {said}{log.read_text()}")
             served = Served(process, found[1], database_url, log, output, said)
-            with httpx.Client(base_url=served.base_url, transport=httpx.HTTPTransport(retries=10), timeout=60) as client:
+            transport = httpx.HTTPTransport(retries=10, verify=NO_CERTIFICATES)
+            with httpx.Client(base_url=served.base_url, transport=transport, timeout=60) as client:
                 assert client.get("/healthz").text == "ok\n"
             yield served
             process.kill()

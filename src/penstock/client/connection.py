@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 from typing import Any
 
 import httpx
@@ -23,7 +24,10 @@ def options_for(url: str, user: str | None, password: str, token: str | None, ti
         auth = (user, password)
     elif parsed.username:
         auth = (parsed.username, parsed.password)
+    # The certificates of the authorities are read for https alone: that takes longer than a call.
+    verify = True if parsed.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return {
+        "verify": verify,
         "base_url": parsed.copy_with(username=None, password=None),
         "auth": auth,
         "headers": headers,
