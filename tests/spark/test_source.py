@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import pyspark
 import pytest
 
 from tests.waiting import eventually
@@ -38,6 +39,18 @@ def test_a_session_of_another_program_finds_the_format_by_itself(spark: SparkSes
     archive(3)
     # Nothing is registered on it.
     assert read(spark.newSession(), url, columns="id").count() == 3
+
+
+def test_the_processes_of_spark_import_pyspark_from_where_it_is_installed(spark: SparkSession) -> None:
+    def where(batches: Any) -> Any:
+        import pyarrow as pa
+        import pyspark
+
+        yield from (pa.RecordBatch.from_pydict({"file": [pyspark.__file__]}) for _ in batches)
+
+    # The archive in Spark's home has no compiled modules.
+    (row,) = spark.range(1, numPartitions=1).mapInArrow(where, "file string").collect()
+    assert row.file == pyspark.__file__
 
 
 def test_the_queue_is_read_as_it_is(spark: SparkSession, url: str, ask: Ask) -> None:

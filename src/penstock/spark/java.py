@@ -8,20 +8,17 @@ a Java home, whose `java` drops that argument. And Java 25 before 25.0.3 corrupt
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import util
 from pathlib import Path
 
-from penstock.core import folders
 from penstock.errors import PenstockError
+from penstock.spark.shims import shim_of
 
 SUPPORTED = (17, 21, 25)
 _VECTOR = "jdk.incubator.vector"
@@ -76,36 +73,10 @@ def find_java() -> Java:
 
 
 def without_vector(home: Path) -> Path:
-    """A Java home that runs the Java of `home` without the argument for the vector module. It is made once, in the user's cache.
-
-    Its files are executed. When the cache belongs to another user, or others may write to it, the home is made for this process
-    alone, in a temporary folder with a random name.
-    """
+    """A Java home that runs the Java of `home` without the argument for the vector module, made once, in the user's cache."""
     if os.name == "nt":
         raise JavaNotFound(f"the Java in {home} lacks the module {_VECTOR}", hint=_REMEDY)
-    digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    return _shim(home, _cache() / f"java-{digest}")
-
-
-def _cache() -> Path:
-    """A folder that only this user can change."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "penstock"
-    try:
-        cache = cache.resolve()
-        folders.make_own(cache)
-        if folders.guarded(cache):
-            return cache
-    except (OSError, RuntimeError, folders.UnsafeFolder):
-        pass
-    return _temporary(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _temporary(process: int) -> Path:
-    """A folder of this process, removed at its end. (A forked process makes its own.)"""
-    folder = folders.random_folder("penstock-", 200)
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
-    return folder
+    return _shim(home, shim_of("java", home))
 
 
 def _shim(home: Path, shim: Path) -> Path:

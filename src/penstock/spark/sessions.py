@@ -10,11 +10,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.extras import needs
 from penstock.errors import Conflict, PenstockError
+from penstock.spark.home import installed_modules
 from penstock.spark.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -128,11 +130,13 @@ def _started(master: str, app_name: str, given: dict[str, str]) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Otherwise local-cluster writes the folders of its workers into the installed package.
         os.environ.setdefault("SPARK_WORKER_DIR", tempfile.gettempdir())
+    settings = {**settings_for(master, java), **given}
     builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in {**settings_for(master, java), **given}.items():
+    for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
+        with installed_modules(settings) if master.startswith("local") else nullcontext():
+            spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise PenstockError(
             f"Spark did not start on Java {'.'.join(map(str, java.version))} from {java.origin} ({java.home}): {error}",
@@ -157,4 +161,5 @@ def _connected(remote: str, app_name: str, given: dict[str, str]) -> SparkSessio
             builder = builder.config("spark.driver.extraJavaOptions", " ".join(java.options))
     for name, value in given.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with installed_modules(given) if remote.startswith("local") else nullcontext():
+        return builder.getOrCreate()
