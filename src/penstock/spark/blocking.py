@@ -12,6 +12,7 @@ from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.settings import Settings
 from penstock.spark.connections import APPLICATION, Connections
+from penstock.spark.processes import spare_modules
 
 T = TypeVar("T")
 _RETRY_FOR_S = 60.0
@@ -25,6 +26,7 @@ class Blocking:
     """
 
     def __init__(self, url: str) -> None:
+        spare_modules()
         settings = Settings.read().model_copy(update={"pool_size": 1, "command_timeout": timedelta(minutes=5)})
         self.database = Database(url, settings, APPLICATION)
         self._runner = asyncio.Runner()

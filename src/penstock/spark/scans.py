@@ -19,6 +19,7 @@ from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.postgres.credentials import with_password
 from penstock.settings import Settings
 from penstock.spark.connections import APPLICATION, Connections
+from penstock.spark.processes import spare_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +47,7 @@ def connect(url: str) -> Any:
     from adbc_driver_manager import Error
     from adbc_driver_postgresql import dbapi
 
+    spare_modules()
     os.environ.setdefault("PGAPPNAME", APPLICATION)
     deadline = time.monotonic() + _RESTART_S
     while True:

@@ -13,6 +13,7 @@ from penstock.spark.jobs.options import JobReadOptions, JobWriteOptions
 from penstock.spark.jobs.sink import job_stage
 from penstock.spark.jobs.source import job_reader, job_stream_reader
 from penstock.spark.options import WriteOptions
+from penstock.spark.processes import spare_modules
 from penstock.spark.schemas import columns_of, ddl
 from penstock.spark.streams import rows as stream_rows
 from penstock.spark.streams.options import EventReadOptions, EventWriteOptions
@@ -37,6 +38,10 @@ class PenstockSource(DataSource):
     """Default of the option `timeZone`."""
     of: SparkAttempt | None = None
     """Spark job to which all writes of the session belong."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        spare_modules()
 
     @classmethod
     def name(cls) -> str:
