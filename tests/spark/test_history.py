@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from structlog.testing import capture_logs
 
 from penstock import Job, Penstock
@@ -252,6 +255,19 @@ def late_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
     yield late
     monkeypatch.undo()
     register(spark)
+
+
+@pytest.mark.no_jvm
+@pytest.mark.parametrize(("state", "stopped"), [("TERMINATED", True), ("ACTIVE", False)])
+def test_a_stop_that_spark_takes_for_a_failure_ends_the_run(url: str, lake: Lake, state: str, stopped: bool) -> None:
+    session = MagicMock()
+    error = StreamingQueryException(f"[STREAM_FAILED] Query terminated with exception:\nCurrent State: {state}\n")
+    stream = session.readStream.format().option().option().option().option().load().writeStream
+    query = stream.queryName().foreachBatch().option().trigger().start()
+    query.awaitTermination.side_effect = error
+    with nullcontext() if stopped else pytest.raises(StreamingQueryException):
+        assert Pipeline(session, url, lake).run(continuous=True).batches == 0
+    query.awaitTermination.assert_called_once()
 
 
 @pytest.mark.soak

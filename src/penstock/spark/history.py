@@ -46,6 +46,9 @@ _STARTS = 3
 _READS = 3
 _LONGEST_FOLDER = 200
 _STARTED_LATE = "Python worker failed to connect back"
+# What the error of a query says that was being stopped. The stop closes the connection to the query's Python process, which Spark
+# takes for a failure unless it was waiting at that moment.
+_STOPPED = "Current State: TERMINATED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class Pipeline:
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
+            if _STOPPED in str(error):
+                return True
             if self._begun or start == _STARTS or _STARTED_LATE not in str(error):
                 raise
             log.warning("history_start_failed", lake=self._lake.name, start=start, of=_STARTS, reason=_STARTED_LATE)
