@@ -25,8 +25,6 @@ from collections.abc import Callable, MutableMapping
 from types import TracebackType
 from typing import Any, TextIO
 
-import structlog
-
 from penstock.errors import PenstockError
 
 _MOST_CAUSES = 8
@@ -40,10 +38,11 @@ _contexts: list[Callable[[], dict[str, Any]]] = []
 class Logger:
     """A logger that accepts exceptions and passes on text. See `get_logger`."""
 
-    __slots__ = ("_standard", "_structured")
+    __slots__ = ("_name", "_standard", "_structured")
 
     def __init__(self, name: str) -> None:
-        self._structured: Any = structlog.get_logger(name)
+        self._name = name
+        self._structured: Any = None
         self._standard = logging.getLogger(name)
 
     def debug(self, event: str, **fields: Any) -> None:
@@ -67,11 +66,14 @@ class Logger:
         self._write("error", logging.ERROR, event, {"exc_info": sys.exc_info()[1]} | fields)
 
     def _write(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
-        if structlog.is_configured():
+        # Nothing that this process has not imported is configured. It takes longer to import than most of Penstock.
+        structlog = sys.modules.get("structlog")
+        if structlog is not None and structlog.is_configured():
+            self._structured = self._structured or structlog.get_logger(self._name)
             getattr(self._structured, method)(event, **_plain(fields))
         elif self._standard.isEnabledFor(level):
-            text = _line(event, structlog.contextvars.get_contextvars() | _plain(fields))
-            self._standard.log(level, "%s", text, stacklevel=3)
+            bound = structlog.contextvars.get_contextvars() if structlog is not None else {}
+            self._standard.log(level, "%s", _line(event, bound | _plain(fields)), stacklevel=3)
 
 
 def get_logger(name: str) -> Logger:
@@ -136,6 +138,8 @@ def configure(log_format: str = "console", output: int = 1) -> None:
         log_format: "console" or "json".
         output: File descriptor to write to: 1 for workers, whose log is their output; 2 for commands with other output.
     """
+    import structlog
+
     if not structlog.is_configured():
         last: list[Any] = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format == "console":
