@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -25,7 +26,9 @@ FAST = {
     "spark.task.maxFailures": "4",
     # A query without data asks for it at once again otherwise, and takes the processors from the other tests.
     "spark.sql.streaming.pollingDelay": "200ms",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.daemon.module": "tests.spark.daemon",
+    # The code of all tests together is more than fits by default, where it would be compiled again and again.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
 
@@ -44,7 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     from penstock.spark import session
 
-    found = session(master="local[2,4]", config=FAST)
+    with pytest.MonkeyPatch.context() as patch:
+        # For Spark's Python processes, which import tests.spark.daemon.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        found = session(master="local[2,4]", config=FAST)
     yield found
     found.stop()
 
