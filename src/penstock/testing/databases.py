@@ -35,8 +35,8 @@ class TemporaryDatabases:
     Args:
         server_url: URL of a server on which databases may be created; None: an embedded server in a temporary folder.
         bin_dir: Folder of PostgreSQL's programs for the embedded server; None: those of the wheel.
-        parent: Parent of the temporary folder; None: a folder in memory where the system has one, which makes databases several
-            times faster, otherwise a folder on disk.
+        parent: Parent of the temporary folder, on which the server writes as durably as any other; None: a folder in memory where
+            the system has one, which makes databases several times faster, otherwise a folder on disk, and nothing is flushed.
 
     Attributes:
         server: The embedded server; None: the databases are on a server that was given.
@@ -45,6 +45,7 @@ class TemporaryDatabases:
 
     def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None, parent: Path | None = None) -> None:
         self._given_url = server_url
+        self._durable = parent is not None
         self._parent = parent or memory_folder()
         self._bin_dir = bin_dir
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -61,8 +62,9 @@ class TemporaryDatabases:
             self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", dir=self._parent, ignore_cleanup_errors=True)
             self.server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
             self.server_url = self.server.start()
-            for statement in _NOT_DURABLE:
-                self._run(statement)
+            if not self._durable:
+                for statement in _NOT_DURABLE:
+                    self._run(statement)
         else:
             self.server_url = self._given_url
         asyncio.run(self._make_template())
