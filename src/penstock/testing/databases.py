@@ -25,7 +25,7 @@ from penstock.settings import Settings
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only folders with random names are made there
 _MEMORY_FREE_BYTES = 4 * 2**30
-# Nobody needs these data after a crash of the machine. A crash of the server alone loses nothing by this.
+# A crash of the machine may lose these data, which no test needs then. A crash of the server alone loses nothing by this.
 _NOT_DURABLE = ("alter system set fsync = off", "alter system set full_page_writes = off", "select pg_reload_conf()")
 
 
