@@ -394,7 +394,8 @@ def test_the_command_line_works_through_a_server(served: Served) -> None:
     assert "acme" in cli(served, "jobs", "show", id).stdout
     assert "cancelled" in cli(served, "jobs", "cancel", id).stdout
     assert "replayed" in cli(served, "jobs", "replay", id).stdout
-    assert name in cli(served, "stats").stdout
+    # The server keeps a reading of the counts for some seconds.
+    until(lambda: name in cli(served, "stats").stdout, "the type in the statistics")
     assert name in cli(served, "types").stdout
     assert cli(served, "pause", name).returncode == cli(served, "resume", name).returncode == 0
     refused = cli(served, "prune")
