@@ -186,7 +186,7 @@ class Worker:
         if fetchers.queues is not None:
             notifications.wake(self._maintenance.look, Kind.JOBS, Kind.CONNECTED)
             notifications.wake(partial(workflow_ticks.tell, self._database), Kind.WORKFLOWS)
-            notifications.wake(self._database.schema_changed.set, Kind.SCHEMA)
+        notifications.wake(self._database.schema_changed.set, Kind.SCHEMA)
         self._heartbeat.subscribe(notifications)
         self._scheduler.subscribe(notifications)
         for pool in self.pools:
