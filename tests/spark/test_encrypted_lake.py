@@ -99,7 +99,12 @@ class Work:
 
         files = [pyarrow.parquet.read_table(path, partitioning=None) for path in self.folder.rglob("*.parquet")]
         assert files
-        tables = [deltalake.DeltaTable(f"{self.lake.uri}/{kind}") for kind in KINDS]
+        folders = {
+            kind: f"{self.lake.uri}/{kind}" for kind in KINDS if deltalake.DeltaTable.is_deltatable(f"{self.lake.uri}/{kind}")
+        }
+        # No workflow runs here, so that there may be no table of runs.
+        assert folders.keys() >= {"jobs", "attempts", "rollups"}
+        tables = [deltalake.DeltaTable(folder) for folder in folders.values()]
         for table in list(tables):
             tables += [deltalake.DeltaTable(table.table_uri, version=at) for at in range(table.version())]
         return [*map(_values, files), *(_values(table.to_pyarrow_table()) for table in tables if table.file_uris()), self.read]
