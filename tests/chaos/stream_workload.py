@@ -54,11 +54,17 @@ async def work(batch: Batch[str]) -> None:
     record(batch, begun)
 
 
+async def work_late(batch: Batch[str]) -> None:
+    """Handle a batch so long after its commit that no difference between clocks explains it."""
+    await asyncio.sleep(1.0)
+    await work(batch)
+
+
 @stream.consumer(group="plain", max_batch_size=20)
 async def plain(batch: Batch[str]) -> None:
     """Handle a batch, then let it be committed. Sabotaged: commit it first."""
     if SABOTAGE == "commit_before_handling":
-        task = asyncio.create_task(work(batch))
+        task = asyncio.create_task(work_late(batch))
         later.add(task)
         task.add_done_callback(later.discard)
     else:
