@@ -155,11 +155,8 @@ class Maintenance:
             all_at = time.monotonic() + interval_s
             while (left_s := all_at - time.monotonic()) > 0 and await wait_for_event(told, left_s):
                 told.clear()
-                looked_at = time.monotonic()
                 # Often children of a large group have ended, from which nothing follows yet.
                 await self._try(self._resolve(if_due=True))
-                # Many small settlements tell of their ends one after the other: the looks at them take half of the time at most.
-                await asyncio.sleep(max(_RESOLVE_EVERY_S, time.monotonic() - looked_at))
             told.clear()
             await self._try(self._resolve(if_due=False))
 
@@ -181,6 +178,8 @@ class Maintenance:
                 self._wake()
                 was_busy = False
             if not done:
+                # Many small settlements tell of their ends one after the other: the looks at them take half of the time at most.
+                await asyncio.sleep(time.monotonic() - started)
                 return
             if_due = True
             # The database is for the jobs half of the time, and what ends meanwhile is folded together.
