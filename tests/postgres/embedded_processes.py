@@ -10,12 +10,14 @@ import psutil
 import psycopg
 
 
-def belonging_to(folder: Path) -> list[psutil.Process]:
-    found = []
+def belonging_to(folder: Path) -> dict[psutil.Process, list[str]]:
+    """The processes that name the folder, with their command lines: a process may have ended when it is asked again."""
+    found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if any(str(folder) in part for part in process.cmdline()) and process.pid != os.getpid():
-                found.append(process)
+            command = process.cmdline()
+            if any(str(folder) in part for part in command) and process.pid != os.getpid():
+                found[process] = command
     return found
 
 
