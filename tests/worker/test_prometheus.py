@@ -111,14 +111,15 @@ class Prometheus:
 def prometheus(folder: Path) -> Iterator[Prometheus]:
     rules = re.sub(r"for: \w+", "for: 1s", RULES.read_text())
     # What these measure cannot be made older than it is.
-    for name, threshold in (
-        ("penstock_oldest_snapshot_seconds) > ", "300"),
-        ("penstock_stream_lag_seconds) > ", "60"),
-        ("penstock_lake_behind_seconds) > ", "3600"),
-        ("penstock_workflow_tick_seconds) > ", "60"),
+    for name, threshold, shorter in (
+        # Longer than any transaction takes under load on a machine that is busy with other tests.
+        ("penstock_oldest_snapshot_seconds) > ", "300", "40"),
+        ("penstock_stream_lag_seconds) > ", "60", "10"),
+        ("penstock_lake_behind_seconds) > ", "3600", "10"),
+        ("penstock_workflow_tick_seconds) > ", "60", "10"),
     ):
         assert name + threshold in rules
-        rules = rules.replace(name + threshold, f"{name}10")
+        rules = rules.replace(name + threshold, name + shorter)
     (folder / "rules.yaml").write_text(rules)
     (folder / "targets.json").write_text("[]")
     config = {
@@ -202,14 +203,16 @@ async def test_alerts_are_silent_under_load_and_fire_for_what_they_warn_of(
                 scraped = {"worker": worker.address, "server": server.base_url, "fleet": fleet.address}
                 watching.scrape(**scraped)
                 loading = asyncio.create_task(_load(app))
+                held: list[str] = []
+                watching_sessions = asyncio.create_task(_note_old_transactions(url, held))
                 try:
                     await eventually(lambda: watching.up() == scraped.keys(), "all processes scraped", timeout=120)
                     for process, kind in (("worker", "mail"), ("fleet", "ship")):
                         of = f'instance="{process}",type="{kind}",outcome="succeeded"'
                         settled = f"penstock_jobs_settled_total{{{of}}} > 500"
                         await eventually(lambda s=settled: watching.query(s), f"a load of the {process}", timeout=120)
-                    assert watching.firing() == set()
-                    assert watching.query("count_over_time(ALERTS[1h])") == []
+                    assert watching.query("count_over_time(ALERTS[1h])") == [], held
+                    watching_sessions.cancel()
 
                     sql = await asyncpg.connect(url)
                     old = await asyncpg.connect(url)
@@ -244,7 +247,8 @@ async def test_alerts_are_silent_under_load_and_fire_for_what_they_warn_of(
                     await eventually(lambda: "PenstockDatabaseDown" not in watching.firing(), "its end", timeout=120)
                 finally:
                     loading.cancel()
-                    await asyncio.gather(loading, return_exceptions=True)
+                    watching_sessions.cancel()
+                    await asyncio.gather(loading, watching_sessions, return_exceptions=True)
 
 
 async def _load(app: Penstock) -> None:
@@ -253,3 +257,15 @@ async def _load(app: Penstock) -> None:
             await app.enqueue("mail", {"to": "ada"})
             await app.enqueue("ship", {"to": "ada"})
         await asyncio.sleep(0.2)
+
+
+async def _note_old_transactions(url: str, held: list[str]) -> None:
+    """Note each second what has been open for more than five, which says why there are alerts where none should be."""
+    connection = await asyncpg.connect(url)
+    while True:
+        rows = await connection.fetch(
+            "select clock_timestamp() - xact_start as age, state, wait_event, query from pg_stat_activity"
+            " where datname = current_database() and xact_start < clock_timestamp() - interval '5 seconds'"
+        )
+        held += [str(dict(row)) for row in rows]
+        await asyncio.sleep(1)
