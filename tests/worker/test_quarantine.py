@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+import structlog
 from pydantic import BaseModel
 
 from penstock import Conflict, InvalidInput, Job, Penstock
@@ -83,6 +84,20 @@ async def quarantined(sql: Sql, id: UUID) -> Any:
 
 async def test_rows_that_no_entry_admits_stop_only_themselves(app: Penstock, sql: Sql) -> None:
     done: list[str] = []
+    with structlog.testing.capture_logs() as logs:
+        poison = await _worked_beside_poison(app, sql, done)
+    listed = await app.find_many(status="failed", reason="quarantined")
+    assert {job.id for job in listed} == set(poison.values())
+    assert all(job.reason == "quarantined" for job in listed)
+    assert sum(count.quarantined_last_hour for count in await app.counts()) == len(poison)
+    # What a claim cannot return is logged by its number, the others by their ids.
+    by_id = {entry["job_id"] for entry in logs if entry["event"] == "job_quarantined"}
+    assert by_id <= set(map(str, poison.values()))
+    assert len(by_id) + sum(entry["jobs"] for entry in logs if entry["event"] == "jobs_quarantined") == len(poison)
+
+
+async def _worked_beside_poison(app: Penstock, sql: Sql, done: list[str]) -> dict[str, UUID]:
+    """Run healthy jobs beside each row. Returns the ids of the rows, which are quarantined then."""
     async with working(app, done):
         await eventually(lambda: sql.fetchval("select count(*) = 4 from penstock.jobs"), "declared")
         for name in ("plain", "typed", "plain_thread", "pool"):
@@ -104,12 +119,9 @@ async def test_rows_that_no_entry_admits_stop_only_themselves(app: Penstock, sql
         await eventually(lambda: set(healthy) <= set(done), "all healthy jobs ran", timeout=60)
         assert sorted(done) == sorted(healthy)
         await eventually(lambda: sql.fetchval("select count(*) = 0 from penstock.queued_jobs"), "the last results are written")
-    listed = await app.find_many(status="failed", reason="quarantined")
-    assert {job.id for job in listed} == set(poison.values())
-    assert all(job.reason == "quarantined" for job in listed)
-    assert sum(count.quarantined_last_hour for count in await app.counts()) == len(poison)
     # A reader of the archive can read all rows.
     assert await sql.fetchval("select count(data::text) from penstock.archived_jobs") == len(poison) + len(healthy)
+    return poison
 
 
 async def test_odd_times_do_not_keep_a_job_from_running(app: Penstock, sql: Sql) -> None:

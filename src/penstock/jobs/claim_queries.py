@@ -16,12 +16,14 @@ import orjson
 
 from penstock.core import measuring
 from penstock.core.garbage_collection import CollectedLater
+from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.core.signatures import signed_in_slices
 from penstock.jobs import workflow_ticks
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.postgres.database import Database
 
+log = get_logger("penstock.worker")
 # `ClaimedJob._make` takes half as long again.
 _new_tuple = tuple.__new__
 
@@ -104,6 +106,8 @@ async def only_readable(database: Database, claimed: list[ClaimedJob]) -> list[C
         return claimed
     detail = quarantined("its payload is larger than 4 MiB as text")
     await settle(database, [Settlement(job.id, job.attempt, job.lease, Outcome.QUARANTINED, detail) for job in unreadable])
+    for job in unreadable:
+        log.warning("job_quarantined", job_id=str(job.id), job_type=job.name, key=job.key, attempt=job.attempt)
     return [job for job in claimed if job.data is not None]
 
 

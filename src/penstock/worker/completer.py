@@ -135,11 +135,13 @@ class Completer:
             outcome = outcomes.get(result.id)
             if outcome == "stale":
                 log.warning("job_result_stale", **_fields(result), lease=result.lease)
-            elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
+            elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD, Outcome.QUARANTINED):
                 # The message comes from the handler and may hold the payload: the row of the job keeps it, the log does not.
                 failure = orjson.loads(result.detail) if result.detail else {}
-                log.info(
-                    "job_" + (outcome or "settled"),
+                # No retry mends what a quarantine says: a person has to look.
+                write = log.warning if result.outcome is Outcome.QUARANTINED else log.info
+                write(
+                    "job_" + (_became(result, outcomes) if outcome else "settled"),
                     **_fields(result),
                     error_type=failure.get("type"),
                     error=failure.get("message") if payloads_shown() else None,
