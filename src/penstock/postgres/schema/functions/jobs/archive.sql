@@ -158,10 +158,16 @@ create or replace function penstock.archive_waiting(
 returns integer
 language sql
 as $$
-    select penstock.archive_unsuccessful(
-        p_ids, array_fill(p_status, array[coalesce(cardinality(p_ids), 0)]), array_fill(p_reason, array[coalesce(cardinality(p_ids), 0)]),
-        array_fill(p_error, array[coalesce(cardinality(p_ids), 0)]), p_moment
-    )
+    select
+        case
+            -- Each worker looks for expired jobs every second, and mostly finds none.
+            when coalesce(cardinality(p_ids), 0) = 0 then 0
+            else
+                penstock.archive_unsuccessful(
+                    p_ids, array_fill(p_status, array[cardinality(p_ids)]), array_fill(p_reason, array[cardinality(p_ids)]),
+                    array_fill(p_error, array[cardinality(p_ids)]), p_moment
+                )
+        end
 $$;
 comment on function penstock.archive_waiting(uuid[], penstock.archived_job_status, text, jsonb, timestamptz) is
     'Part of what ends jobs that wait (expire, cancel, quarantine, operations, the drop of types and of subscribers'' queues): archives queued jobs, which the caller has locked, all with one status, reason and error (null: none). Call ensure_archive before. Returns how many.';
