@@ -146,8 +146,8 @@ class Workflows:
 async def _claimed(connection: asyncpg.Connection[Any]) -> float:
     """The pages of a claim of 100 jobs, which is rolled back: the fewest of several.
 
-    Each one leaves versions of its rows, for which later ones need further pages while another session has an older snapshot, such
-    as the one that collects the statistics of a million new rows.
+    Each one leaves versions of its rows, for which later ones need further pages while another session has an older snapshot,
+    such as the one that collects the statistics of a million new rows.
     """
     pages = []
     for _ in range(_CLAIMS):
