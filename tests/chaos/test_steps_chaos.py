@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import secrets
-import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -24,17 +22,14 @@ import pytest
 
 from penstock import Conflict, DatabaseUnavailable, Penstock
 from penstock.jobs.models import NewJob, make_id
-from penstock.postgres.embedded import EmbeddedServer
-from tests.chaos.restarted import Fleet
 from tests.chaos.sabotage import Edit, Sabotage
 from tests.chaos.seeking import found_out
+from tests.chaos.workflow_site import working_site
 from tests.checker.steps import Noted, Sent, Written, check_steps
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "10"))
-AHEAD_S = (-1800.0, 1800.0)
 PLACES = ["in first", "behind first", "in second", "behind second", "behind the nap", "behind the wait", "behind the parts"]
 FENCE = r"where job\.status = 'in-progress' and given\.lease in \(job\.lease, lease\.renews\)"
 NOT_ENDED = r"P13: job \S+ has not ended"
@@ -189,33 +184,15 @@ async def left(app: Penstock) -> list[str] | None:
 
 async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
     """Run orders through the faults, and check them at the end."""
-    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
-    print(f"PENSTOCK_TEST_SEED={seed}")
-    chance = random.Random(seed)
-    server = EmbeddedServer(folder / "server")
-    url = await asyncio.to_thread(server.start)
-    fleet = Fleet(url, folder / "history.jsonl", "steps_app", AHEAD_S)
-    app = Penstock(url)
-    try:
-        await app.migrate()
-        connection = await asyncpg.connect(url)
-        await connection.execute(AUDIT)
-        await connection.close()
-        if sabotage is not None:
-            await sabotage.prepare(app)
-        fleet.start(2)
-
-        async def declared() -> bool:
-            return {"order", "keyed", "part"} <= {record.name for record in await app.job_types()}
-
-        await eventually(declared, "the declarations", timeout=120)
+    async with working_site(folder, "steps_app", "order", "keyed", "part", sabotage=sabotage, sql=AUDIT) as site:
+        app, chance = site.app, site.chance
         orders = Orders(app, chance)
         until, crash_at = time.monotonic() + seconds, time.monotonic() + seconds / 2
-        async with taking_jobs_away(url, random.Random(chance.random())):
+        async with taking_jobs_away(site.url, random.Random(chance.random())):
             while time.monotonic() < until:
                 await orders.step()
                 if sabotage is None and time.monotonic() > crash_at:
-                    os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+                    site.crash_server()
                     crash_at = float("inf")
                 await asyncio.sleep(chance.uniform(0, 0.06))
             await orders.all_sent()
@@ -229,12 +206,12 @@ async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, dr
                         if what.startswith("job ") and UUID(what.split()[1]) in orders.ids:
                             await orders.signal(UUID(what.split()[1]), f"sweep {number}")
                     await asyncio.sleep(0.2)
-        assert sabotage is not None or fleet.deaths > 0, "no worker was killed"
-        fleet.stop()
+        assert sabotage is not None or site.fleet.deaths > 0, "no worker was killed"
+        site.fleet.stop()
         database = await app.database()
         noted = [
             Noted(event["kind"], event["job"], event["run"], event.get("step", ""), event.get("value"))
-            for event in fleet.events()
+            for event in site.fleet.events()
         ]
         written = [
             Written(str(row["job"]), row["name"], row["done_under"], row["held_under"])
@@ -247,12 +224,8 @@ async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, dr
         ended = {
             str(row["id"]): row["status"] for row in await database.fetch("select id, status::text from penstock.archived_jobs")
         }
-        print(f"{len(orders.ids)} orders, {len(noted)} notes, {len(orders.sent)} signals, {fleet.deaths} workers killed")
+        print(f"{len(orders.ids)} orders, {len(noted)} notes, {len(orders.sent)} signals, {site.fleet.deaths} workers killed")
         return check_steps(noted, written, orders.sent, ended, await left(app) or [])
-    finally:
-        fleet.stop()
-        await app.close()
-        await asyncio.to_thread(server.stop)
 
 
 async def test_steps_are_done_once_and_waits_end_through_kills(tmp_path: Path) -> None:

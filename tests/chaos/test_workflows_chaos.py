@@ -12,8 +12,6 @@ import asyncio
 import json
 import os
 import random
-import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -27,11 +25,10 @@ import pytest
 
 from penstock import DatabaseUnavailable, Penstock
 from penstock.jobs.models import NewJob, make_id
-from penstock.postgres.embedded import EmbeddedServer
 from tests.chaos import workflow_occasions as occasions
-from tests.chaos.restarted import Fleet
 from tests.chaos.sabotage import Edit, Sabotage
 from tests.chaos.seeking import found_out
+from tests.chaos.workflow_site import working_site
 from tests.checker.workflows import (
     Archived,
     Group,
@@ -45,13 +42,11 @@ from tests.checker.workflows import (
     check_runs,
     check_workflows,
 )
-from tests.waiting import eventually
 
 T = TypeVar("T")
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "12"))
-AHEAD_S = (-1800.0, 1800.0)
 NOT_ENDED = r"P13: job group \S+ has not ended"
 LEFT = "select id from penstock.queued_jobs union all select id from penstock.waiting_jobs"
 STILL = r"P13: job \S+ still waits"
@@ -250,24 +245,10 @@ async def fill_groups(app: Penstock, url: str, chance: random.Random, until: flo
 
 async def run_groups(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
     """Run job groups while workers kill themselves, and check them at the end."""
-    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
-    print(f"PENSTOCK_TEST_SEED={seed}")
-    server = EmbeddedServer(folder / "server")
-    url = await asyncio.to_thread(server.start)
-    fleet = Fleet(url, folder / "history.jsonl", "workflow_app", AHEAD_S)
-    app = Penstock(url)
-    try:
-        await app.migrate()
-        if sabotage is not None:
-            await sabotage.prepare(app)
-        fleet.start(2, "plain", "keyed")
-
-        async def declared() -> bool:
-            return {"plain", "keyed"} <= {record.name for record in await app.job_types()}
-
-        await eventually(declared, "the declarations", timeout=120)
-        arranged, of_arranged = await occasions.job_group(app, url)
-        children = await fill_groups(app, url, random.Random(seed), time.monotonic() + seconds) | {arranged: of_arranged}
+    async with working_site(folder, "workflow_app", "plain", "keyed", only=True, sabotage=sabotage) as site:
+        app = site.app
+        arranged, of_arranged = await occasions.job_group(app, site.url)
+        children = await fill_groups(app, site.url, site.chance, time.monotonic() + seconds) | {arranged: of_arranged}
 
         async def over() -> bool:
             return not await app.job_groups(open=True, limit=1) and await drained(app)
@@ -276,18 +257,16 @@ async def run_groups(folder: Path, seconds: float, sabotage: Sabotage | None = N
             async with asyncio.timeout(drained_within):
                 while not await over():
                     await asyncio.sleep(0.05)
-        fleet.stop()
+        site.fleet.stop()
         groups = [
             Group(g.name, tuple(children[g.id]), str(g.then_job), g.finished_at is not None, g.added, g.ended)
             for g in await app.job_groups(limit=1_000)
             if g.id in children
         ]
-        print(f"{len(groups)} groups, {sum(map(len, children.values()))} children, {fleet.deaths} workers killed")
-        return check_groups(groups, await archive_of(app), [Started(event["id"], event["attempt"]) for event in fleet.events()])
-    finally:
-        fleet.stop()
-        await app.close()
-        await asyncio.to_thread(server.stop)
+        print(f"{len(groups)} groups, {sum(map(len, children.values()))} children, {site.fleet.deaths} workers killed")
+        return check_groups(
+            groups, await archive_of(app), [Started(event["id"], event["attempt"]) for event in site.fleet.events()]
+        )
 
 
 class Retries:
@@ -373,27 +352,12 @@ async def start_runs(
 
 async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
     """Run graphs while workers kill themselves and PostgreSQL is killed, and check them at the end."""
-    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
-    print(f"PENSTOCK_TEST_SEED={seed}")
-    server = EmbeddedServer(folder / "server")
-    url = await asyncio.to_thread(server.start)
-    fleet = Fleet(url, folder / "history.jsonl", "workflow_app", AHEAD_S)
-    app = Penstock(url)
-    try:
-        await app.migrate()
-        if sabotage is not None:
-            await sabotage.prepare(app)
-        fleet.start(2, "plain", "keyed")
-
-        async def declared() -> bool:
-            return {"plain", "keyed"} <= {record.name for record in await app.job_types()}
-
-        await eventually(declared, "the declarations", timeout=120)
-        chance = random.Random(seed)
+    async with working_site(folder, "workflow_app", "plain", "keyed", only=True, sabotage=sabotage) as site:
+        app, chance = site.app, site.chance
         retries = Retries(app, chance)
         runs = await start_runs(app, chance, time.monotonic() + seconds / 2, "before", retries)
         if sabotage is None:
-            os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+            site.crash_server()
         runs |= await start_runs(app, chance, time.monotonic() + seconds / 2, "behind", retries)
 
         async def over() -> bool:
@@ -407,7 +371,7 @@ async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = N
                 while not await over():
                     await asyncio.sleep(0.05)
         assert sabotage is not None or any(retry.from_step for retry in retries.done), "no run was retried from a step on"
-        fleet.stop()
+        site.fleet.stop()
         rows = await (await app.database()).fetch(
             "select run.name as run, run.finished_at is not null as finished, step.name, array(select job.id::text from"
             " penstock.archived_jobs as job where job.id = step.job or step.jobs is not null and job.workflow = step.job) as jobs"
@@ -417,18 +381,14 @@ async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = N
         for row in rows:
             plan = runs[row["run"].partition("/")[0].partition("~")[0]][1][row["name"]]
             found.setdefault(row["run"], (row["finished"], {}))[1][row["name"]] = replace(plan, jobs=tuple(row["jobs"]))
-        print(f"{len(found)} runs, {len(retries.done)} of them retries, {len(rows)} steps, {fleet.deaths} workers killed")
-        archived, started = await archive_of(app), [Started(event["id"], event["attempt"]) for event in fleet.events()]
+        print(f"{len(found)} runs, {len(retries.done)} of them retries, {len(rows)} steps, {site.fleet.deaths} workers killed")
+        archived, started = await archive_of(app), [Started(event["id"], event["attempt"]) for event in site.fleet.events()]
         ended = [Run(name, finished, steps) for name, (finished, steps) in found.items()]
         times = {name: times for name, (times, _) in runs.items()}
         first = [run for run in ended if "~" not in run.name]
         return (
             retries.differ + check_runs(times, first, archived, started) + check_retries(retries.done, ended, archived, started)
         )
-    finally:
-        fleet.stop()
-        await app.close()
-        await asyncio.to_thread(server.stop)
 
 
 async def archive_of(app: Penstock) -> list[Archived]:
@@ -441,31 +401,16 @@ async def archive_of(app: Penstock) -> list[Archived]:
 
 async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
     """Run workflows through the faults, and check them at the end."""
-    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
-    print(f"PENSTOCK_TEST_SEED={seed}")
-    chance = random.Random(seed)
-    server = EmbeddedServer(folder / "server")
-    url = await asyncio.to_thread(server.start)
-    fleet = Fleet(url, folder / "history.jsonl", "workflow_app", AHEAD_S)
-    app = Penstock(url)
-    try:
-        await app.migrate()
-        if sabotage is not None:
-            await sabotage.prepare(app)
-        fleet.start(2, "plain", "keyed")
-
-        async def declared() -> bool:
-            return {"plain", "keyed"} <= {record.name for record in await app.job_types()}
-
-        await eventually(declared, "the declarations", timeout=120)
+    async with working_site(folder, "workflow_app", "plain", "keyed", only=True, sabotage=sabotage) as site:
+        app, chance = site.app, site.chance
         producer = Producer(app, chance)
-        producer.planned += await occasions.waiting_jobs(app, url, folder)
+        producer.planned += await occasions.waiting_jobs(app, site.url, folder)
         until, crash_at = time.monotonic() + seconds, time.monotonic() + seconds / 2
-        async with holding_waiting_jobs(url, random.Random(chance.random())):
+        async with holding_waiting_jobs(site.url, random.Random(chance.random())):
             while time.monotonic() < until:
                 await producer.step()
                 if sabotage is None and time.monotonic() > crash_at:
-                    os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+                    site.crash_server()
                     crash_at = float("inf")
                 # A pause of the load: there is nothing to wait for.
                 await asyncio.sleep(chance.uniform(0, 0.02))
@@ -473,18 +418,14 @@ async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, dr
             async with asyncio.timeout(drained_within):
                 while not await drained(app):
                     await asyncio.sleep(0.05)
-        assert sabotage is not None or fleet.deaths > 0, "no worker was killed"
-        fleet.stop()
+        assert sabotage is not None or site.fleet.deaths > 0, "no worker was killed"
+        site.fleet.stop()
         database = await app.database()
         archived = await archive_of(app)
         waiting = [str(row["id"]) for row in await database.fetch(LEFT)]
-        started = [Started(event["id"], event["attempt"]) for event in fleet.events()]
-        print(f"{len(producer.planned)} jobs, {len(started)} attempts, {fleet.deaths} workers killed")
+        started = [Started(event["id"], event["attempt"]) for event in site.fleet.events()]
+        print(f"{len(producer.planned)} jobs, {len(started)} attempts, {site.fleet.deaths} workers killed")
         return check_workflows(producer.planned, archived, started, waiting)
-    finally:
-        fleet.stop()
-        await app.close()
-        await asyncio.to_thread(server.stop)
 
 
 async def test_waiting_jobs_end_as_they_are_to_through_kills(tmp_path: Path) -> None:
