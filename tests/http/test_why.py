@@ -69,6 +69,14 @@ async def types(sql: Sql) -> dict[str, UUID]:
         return id
 
     found = {"retry": await ended("failed"), "snoozed": await ended("snoozed"), "finished": await ended("succeeded")}
+    for reason, kind in {"sleep": "sleep", "signal": "wait", "children": "gather"}.items():
+        found[reason] = await enqueue("mail", ", p_run_after => now() + interval '1 hour'")
+        await sql.execute(
+            "insert into penstock.job_steps (job, name, kind, at) values ($1, 'a step', $2, penstock.clock())",
+            found[reason],
+            kind,
+        )
+        await sql.execute("update penstock.queued_jobs set waits_for = 'a step' where id = $1", found[reason])
     found["running"] = await enqueue("mail")
     await sql.execute("select penstock.claim('w', '{mail}', 1)")
     found["deferred"] = await enqueue("mail", ", p_run_after => now() + interval '1 hour'")
@@ -116,9 +124,10 @@ async def pools(sql: Sql) -> dict[str, UUID]:
     await sql.execute("update penstock.slots set target = 'other' where key = 'moving'")
     await sql.execute("select penstock.pause_key('placed', 'paused')")
 
-    first = {key: await enqueue("keys", key) for key in ("retry", "snoozed", "crashed", "busy")}
+    first = {key: await enqueue("keys", key) for key in ("retry", "snoozed", "crashed", "busy", "suspended")}
     found["key-retry"], found["key-snoozed"] = await enqueue("keys", "retry"), await enqueue("keys", "snoozed")
     found["key-alone"], found["key-busy"] = await enqueue("keys", "crashed"), await enqueue("keys", "busy")
+    found["key-suspended"] = await enqueue("keys", "suspended")
     await sql.execute(
         "update penstock.queued_jobs set run_after = now() + interval '1 hour', attempt = 2, errors = '[{}]' where id = $1",
         first["retry"],
@@ -129,6 +138,13 @@ async def pools(sql: Sql) -> dict[str, UUID]:
     )
     await sql.execute(
         "update penstock.queued_jobs set crashes = 2, run_after = penstock.isolation_time() where id = $1", first["crashed"]
+    )
+    await sql.execute(
+        "insert into penstock.job_steps (job, name, kind, at) values ($1, 'approved', 'wait', penstock.clock())",
+        first["suspended"],
+    )
+    await sql.execute(
+        "update penstock.queued_jobs set run_after = '9998-01-01', waits_for = 'approved' where id = $1", first["suspended"]
     )
     # Ahead of its turn: the job behind the one that runs is in progress, and waits.
     claim = "select * from penstock.claim_keys('m', $1, '{0}', '{1}', 10, 2)"

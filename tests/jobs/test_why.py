@@ -279,7 +279,12 @@ async def test_every_reason_has_a_test_and_stands_in_the_contract(sql: Sql) -> N
     }
     assert {"running", "deferred", "retry", "behind", "key-alone"} <= reasons
     contract = await sql.fetchval("select obj_description('penstock.why(uuid)'::regprocedure)")
-    others = ("worker/test_snoozing.py", "workflows/test_waits.py", "workflows/test_gathering.py")
+    others = (
+        "worker/test_snoozing.py",
+        "workflows/test_waits.py",
+        "workflows/test_gathering.py",
+        "workflows/test_suspended_jobs.py",
+    )
     beside = [Path(__file__).parents[1] / name for name in others]
     tests = "".join(path.read_text() for path in (Path(__file__), *beside))
     assert {reason for reason in reasons if reason not in contract} == set()

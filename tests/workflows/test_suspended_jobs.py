@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -48,6 +49,58 @@ async def test_a_suspended_job_of_a_pool_holds_its_key_unless_the_pool_skips(
     await run_due_jobs(app)
     assert sorted(ran) == ["behind", "other key", "waits"]
     assert ran[-1] == ("behind" if on_retry == "block" else "waits")
+
+
+@pytest.mark.parametrize(
+    ("step", "reason", "said"),
+    [
+        ("sleep", "sleep", "sleeps in the step it's long"),
+        ("wait", "signal", "waits for the signal it's long"),
+        ("gather", "children", "waits for its children in the step it's long"),
+    ],
+)
+async def test_why_says_what_the_job_that_holds_a_key_waits_for(app: Penstock, step: str, reason: str, said: str) -> None:
+    pool = app.pool("accounts", slots=1)
+
+    @app.job("child")
+    async def child() -> None: ...
+
+    @pool.job
+    async def account(job: Job[str]) -> None:
+        if step == "sleep":
+            await job.sleep("it's long", DAY)
+        elif step == "wait":
+            await job.wait_for("it's long")
+        else:
+            await job.gather("it's long", [child.options(run_after=DAY).child()])
+
+    first, behind = await pool.enqueue("acme", "one"), await pool.enqueue("acme", "two")
+    await run_due_jobs(app)
+    async with running_worker(app):
+
+        async def is_held() -> bool:
+            # Until the worker has the key there is another reason.
+            return (await app.why(behind.id)).by_job == first.id
+
+        await eventually(is_held)
+        assert (await app.why(first.id)).reason == reason
+        why = await app.why(behind.id)
+    assert why.reason == "key-suspended"
+    assert why.message == f"Its key is held by a job whose handler {said}."
+    assert (why.until is not None) == (step == "sleep")
+
+
+@pytest.mark.parametrize("name", ["approved", "it's approved", "-approved", "a b", "$(date)", "größe"])
+async def test_the_command_that_why_names_sends_the_signal(app: Penstock, name: str) -> None:
+    @app.job("order", keep_result=True)
+    async def order(job: Job[Any]) -> Any:
+        return await job.wait_for(name)
+
+    job = await app.enqueue("order", {})
+    await run_due_jobs(app)
+    message = (await app.why(job.id)).message
+    words = shlex.split(message[message.index("penstock ") :].removesuffix("."))
+    assert words == ["penstock", "jobs", "signal", str(job.id), *(["--"] if name.startswith("-") else []), name]
 
 
 async def test_a_waiting_job_that_has_a_unique_key_does_not_coalesce(app: Penstock) -> None:

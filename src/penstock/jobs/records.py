@@ -170,9 +170,9 @@ class Why:
     Attributes:
         reason: Machine-readable reason: `dependencies` (it waits for other jobs), `deferred`, `retry`, `snoozed`, `expired`,
             `paused`, `no-worker` (no live worker has its type), `no-key` (it is encrypted, and no live worker has its key),
-            `quarantined-key`, `paused-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`,
-            `key-rate`, `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not
-            wait `running` or `finished`.
+            `quarantined-key`, `paused-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-suspended`,
+            `key-busy`, `key-rate`, `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; `sleep`,
+            `signal` or `children`, for which its handler waits in a step; of a job that does not wait `running` or `finished`.
         message: A sentence for people.
         since: Time at which the reason began, where that is known.
         until: Time at which the reason ends by itself, where that is known.

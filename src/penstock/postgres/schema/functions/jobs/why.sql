@@ -5,6 +5,18 @@
 -- jobs before it in its key, then the limits of the type, then the jobs before it in the queue. Each question is one look into an index,
 -- and counts end at 1,000.
 
+create or replace function penstock.shell_word(p_text text)
+returns text
+language sql
+immutable
+strict
+as $$
+    -- Keys and names of signals are any text. What begins with a dash would be read as an option.
+    select case when starts_with(p_text, '-') then '-- ' else '' end
+        || case when p_text ~ '^[A-Za-z0-9_./:@+=,-]+$' then p_text else '''' || replace(p_text, '''', '''\''''') || '''' end
+$$;
+comment on function penstock.shell_word(text) is 'Part of why: a text as the last word of a command, as a shell reads it.';
+
 -- Long, since it is one list of questions, in the order above, each of a few lines.
 create or replace function penstock.why_of(job penstock.queued_jobs)
 returns table (
@@ -84,7 +96,9 @@ begin
         used := waited.ended;
         most := waited.added;
         message := case waited.kind
-            when 'wait' then format('Its handler waits for the signal %s: penstock jobs signal %s %s.', job.waits_for, job.id, job.waits_for)
+            when 'wait' then format(
+                'Its handler waits for the signal %s: penstock jobs signal %s %s.', job.waits_for, job.id, penstock.shell_word(job.waits_for)
+            )
             when 'gather' then format('Its handler waits for %s children, the job group %s, of which %s have ended.', waited.added, waited.name, waited.ended)
             else format('Its handler sleeps in the step %s.', job.waits_for)
         end;
@@ -125,7 +139,7 @@ begin
         select paused_at into since from penstock.paused_keys where name = job.name and key = job.key;
         if found then
             reason := 'paused-key';
-            message := format('Its key is paused; resume it: penstock pools resume-key %s %s.', job.name, left(job.key, 100));
+            message := format('Its key is paused; resume it: penstock pools resume-key %s %s.', job.name, penstock.shell_word(job.key));
             return next;
             return;
         end if;
@@ -183,7 +197,7 @@ begin
 
     if pool.name is not null and job.slot is not null and job.seq is not null then
         -- The first job of its key; when that is the job itself, no job of its key holds it.
-        select earlier.* into head
+        select earlier.*, penstock.is_suspended(earlier) as suspended into head
         from penstock.queued_jobs as earlier
         where earlier.name = job.name and earlier.slot = job.slot and earlier.seq is not null and earlier.key collate "C" = job.key
         order by earlier.seq
@@ -198,6 +212,22 @@ begin
             by_job := head.id;
             reason := 'key-alone';
             message := 'A job of its key before it waits to run alone, since workers were lost that held it.';
+        elsif head.id <> job.id and head.suspended and head.run_after > moment and pool.on_retry = 'block' then
+            by_job := head.id;
+            reason := 'key-suspended';
+            select step.kind, step.at, penstock.shown_time(step.due) as due into waited
+            from penstock.job_steps as step
+            where step.job = head.id and step.name = head.waits_for;
+            since := waited.at;
+            until := waited.due;
+            message := format(
+                'Its key is held by a job whose handler %s.',
+                case waited.kind
+                    when 'wait' then format('waits for the signal %s', head.waits_for)
+                    when 'gather' then format('waits for its children in the step %s', head.waits_for)
+                    else format('sleeps in the step %s', head.waits_for)
+                end
+            );
         elsif head.id <> job.id and head.status = 'queued' and head.run_after > moment and pool.on_retry = 'block' then
             by_job := head.id;
             reason := case when head.snoozed_at is not null then 'key-snoozed' else 'key-retry' end;
@@ -390,4 +420,4 @@ begin
 end
 $$;
 comment on function penstock.why(uuid) is
-    'Why a job waits, the first thing that has to change: dependencies (it waits for ahead jobs, the first is by_job), deferred, retry or snoozed (until), sleep (until), signal (since, until) or children (used of most have ended; by_job is their group), when its handler waits in a step, expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
+    'Why a job waits, the first thing that has to change: dependencies (it waits for ahead jobs, the first is by_job), deferred, retry or snoozed (until), sleep (until), signal (since, until) or children (used of most have ended; by_job is their group), when its handler waits in a step, expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-suspended (by_job, since, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
