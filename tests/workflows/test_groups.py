@@ -223,6 +223,37 @@ async def test_a_block_that_raises_cancels_the_group(app: Penstock, sql: Sql) ->
     assert (then.status, then.reason) == (Status.CANCELLED, "group")
 
 
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_what_a_group_cancels_has_the_reason_group(app: Penstock, sql: Sql, how: str) -> None:
+    ran: list[str] = []
+    step = declare(app, ran)
+    async with app.job_group("import", then="report", parent=await app.job_group("outer").open()) as group:
+        waited_for = await step.options(run_after=HOUR).enqueue("other")
+        runs = await step.options(group=group).enqueue("runs")
+        [held] = await sql.fetch("select id, attempt, lease from penstock.claim('psql', '{step}', 1)")
+        queued = await step.options(group=group, run_after=HOUR).enqueue("queued")
+        waits = await step.options(group=group, after=waited_for).enqueue("waits")
+        async with app.job_group("inner", parent=group) as inner:
+            nested = await step.options(group=inner, run_after=HOUR).enqueue("nested")
+        alone = await step.options(group=group, run_after=HOUR).enqueue("cancelled by itself")
+        await app.cancel(alone.id)
+        if how == "failed":
+            await step.options(group=group).enqueue("fail")
+            [failing] = await sql.fetch("select id, attempt, lease from penstock.claim('psql', '{step}', 1)")
+    settle = "select * from penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint], array[$4])"
+    if how == "failed":
+        await sql.fetch(settle, *failing, "failed-for-good")
+    else:
+        await group.cancel()
+    await resolve(sql)
+    while await sql.fetchval("select id from penstock.advance_operation()") is not None:
+        pass
+    await sql.fetch(settle, *held, "cancelled")
+    ended = {job.id: await app.find(job.id) for job in (runs, queued, waits, nested, alone)}
+    assert {job.status for job in ended.values()} == {Status.CANCELLED}
+    assert [job.reason for job in ended.values()] == ["group"] * 4 + [None]
+
+
 async def test_nested_groups_end_from_the_inside(app: Penstock) -> None:
     ran: list[str] = []
     step = declare(app, ran)

@@ -228,6 +228,7 @@ begin
                     locked.outcome = 'quarantined'
                     or locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker' and type.delivery_strategy = 'at_least_once'
                 ) then 'quarantined'
+                when locked.cancel_requested_at is not null then penstock.reason_of_group(locked.workflow)
             end as reason,
             coalesce(
                 locked.retry_after,

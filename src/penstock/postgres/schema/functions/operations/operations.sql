@@ -122,19 +122,20 @@ returns penstock.operations
 language plpgsql
 as $$
 declare
+    reason constant text := case operation.kind
+        when 'purge' then 'purged'
+        else penstock.reason_of_group((operation.filter ->> 'workflow')::uuid)
+    end;
     chosen record;
 begin
     -- Those that wait for others first: what is released meanwhile is found in the queue.
     chosen := penstock.lock_dependents(operation, p_looked);
     operation.done := operation.done + penstock.end_waiting(
-        chosen.locked, 'cancelled', array_fill(case operation.kind when 'purge' then 'purged' end, array[cardinality(chosen.locked)]), null,
-        p_moment
+        chosen.locked, 'cancelled', array_fill(reason, array[cardinality(chosen.locked)]), null, p_moment
     );
     operation.postponed := operation.postponed + (select count(*) from penstock.waiting_jobs as job where job.id = any (chosen.matching));
     chosen := penstock.lock_queued(operation, p_looked);
-    operation.done := operation.done + penstock.cancel_rows(
-        chosen.locked, case operation.kind when 'purge' then 'purged' end, p_moment
-    );
+    operation.done := operation.done + penstock.cancel_rows(chosen.locked, reason, p_moment);
     -- What is gone or has changed meanwhile matches no more; what is left of the others is locked by another transaction.
     operation.postponed := operation.postponed + (
         select count(*) from penstock.queued_jobs as job

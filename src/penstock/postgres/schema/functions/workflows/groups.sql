@@ -211,6 +211,16 @@ $$;
 comment on function penstock.stop_group(uuid, timestamptz, timestamptz) is
     'Part of cancel_group and resolve_workflows: seals a group and the groups in it, and starts operations that cancel their children. Returns whether it was all; false: other transactions have locked some of these groups, and it wrote a tick for them. p_since: since when that waits; null: now.';
 
+create or replace function penstock.reason_of_group(p_id uuid)
+returns text
+language sql
+stable
+as $$
+    select 'group' from penstock.job_groups as job_group where job_group.id = p_id and job_group.cancelled_at is not null
+$$;
+comment on function penstock.reason_of_group(uuid) is
+    'Part of what cancels jobs: the reason group when they are children of a group that failed or was cancelled; null: they were cancelled otherwise.';
+
 create or replace function penstock.cancel_group(p_id uuid)
 returns void
 language plpgsql
@@ -234,7 +244,7 @@ begin
 end
 $$;
 comment on function penstock.cancel_group(uuid) is
-    'Cancels a job group: its children, in batches by an operation, the groups in it, and its then, with the reason group. It ends when its children have ended. One that has ended stays as it is. PS404 when there is none.';
+    'Cancels a job group: its children, in batches by an operation, the groups in it, and its then, all with the reason group. It ends when its children have ended. One that has ended stays as it is. PS404 when there is none.';
 
 create or replace function penstock.group_list(
     p_limit integer default 50, p_open boolean default false, p_id uuid default null, p_name text default null
