@@ -325,12 +325,42 @@ async def test_the_same_id_again_is_the_same_job(app: Penstock, sql: Sql) -> Non
     assert await sql.fetchval("select count(*) from penstock.waiting_jobs") == 0
 
 
-async def test_an_id_that_is_enqueued_without_after_meanwhile_runs_once(app: Penstock, sql: Sql) -> None:
+@pytest.mark.parametrize("end", ["cancelled", "expired", "dependency", "succeeded"])
+@pytest.mark.parametrize("many", [False, True])
+async def test_the_id_of_a_waiting_job_is_that_job_also_without_after(app: Penstock, end: str, many: bool) -> None:
+    ran: list[str] = []
+    declare(app, ran)
+    async with app.job_group("import") as group:
+        first = await app.enqueue("step", "fail" if end == "dependency" else "first")
+        waits = await app.enqueue(
+            "step", "waits", after=first, group=group, expires_at=timedelta(0) if end == "expired" else None
+        )
+    again = [NewJob("again", id=waits.id), *([NewJob("beside"), NewJob("unique", unique="one")] if many else [])]
+    receipts = await app.enqueue_many("step", again)
+    assert receipts[0] == (waits.id, EnqueueOutcome.DUPLICATE)
+    assert {receipt.outcome for receipt in receipts[1:]} <= {EnqueueOutcome.QUEUED}
+    assert (await app.enqueue("step", "once more", id=waits.id)).outcome is EnqueueOutcome.DUPLICATE
+    if end == "cancelled":
+        await app.cancel(waits.id)
+    await run_due_jobs(app)
+    assert not {"again", "once more"} & set(ran)
+    assert [str(job.status) for job in await app.find_many(workflow=group)] == [end if end != "dependency" else "cancelled"]
+    ended = await group.find()
+    assert (ended.added, ended.ended, ended.finished_at is not None) == (1, 1, True)
+
+
+async def test_an_id_that_two_transactions_enqueue_at_once_with_and_without_after_runs_once(
+    app: Penstock, sql: Sql, url: str
+) -> None:
     await sql.execute("select penstock.create_job_type('step')")
     first, id = (await app.enqueue("step", "first")).id, make_id()
-    await app.enqueue("step", "waits", id=id, after=first)
+    other = await asyncpg.connect(url)
+    async with other.transaction():
+        await app.enqueue("step", "waits", id=id, after=first, connection=other)
+        # Neither sees the other.
+        await app.enqueue("step", "at once", id=id)
+    await other.close()
     last = await app.enqueue("step", "last", after=id)
-    await app.enqueue("step", "at once", id=id)
     await finish(sql, first)
     await finish(sql, id)
     await resolve(sql)

@@ -96,7 +96,10 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
                 keyed = await pools.claim(database, _MEMBER, pool.name, owned, 1000, 1, None, [], keys=keys)
                 claimed += [job for job, _ in keyed.jobs]
             if not claimed:
-                break
+                # The claim archives what has expired, for which others may wait.
+                if await workflows.resolve(database) == 0:
+                    break
+                continue
             limit -= len(claimed)
             ran.update(dict.fromkeys(job.id for job in claimed))
             executor.submit(claimed, time.monotonic())

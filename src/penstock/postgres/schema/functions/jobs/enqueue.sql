@@ -4,12 +4,13 @@
 -- of queued_jobs says so), one that is archived is refused as archived. A settle moves a row from one table to the
 -- other in one transaction; an enqueue of the same id that runs at that moment waits for it on the primary key, then
 -- inserts, and only then looks into the archive, with a newer snapshot: so it cannot slip through between the two.
--- (With the isolation level repeatable read there is no newer snapshot; there, a retry may slip through.)
+-- (With the isolation level repeatable read there is no newer snapshot; there, a retry may slip through.) An id that waits for others, in
+-- waiting_jobs, is a duplicate too, and is found in the same way: its release moves it to queued_jobs in one transaction.
 --
 -- The archive has one index for each day. A job is archived after its id was made, so UUIDv7 ids need to be looked
 -- up in the days since then only; that is exact because a UUIDv7 from more than a day ahead is refused.
 
-create or replace function penstock.finished_before(p_ids uuid[])
+create or replace function penstock.known_before(p_ids uuid[])
 returns uuid[]
 language plpgsql
 stable
@@ -19,7 +20,12 @@ declare
     floor timestamptz := '-infinity';
     highest_archived uuid;
     ordinary boolean;
+    waiting uuid[];
 begin
+    waiting := array(select job.id from penstock.waiting_jobs as job where job.id = any (p_ids));
+    if waiting <> '{}' then
+        return waiting || array(select archived.id from penstock.archived_jobs as archived where archived.id = any (p_ids));
+    end if;
     -- Whether all are UUIDv7, and which is the lowest: usually the first.
     ordinary := not exists (
         select from unnest(p_ids) as given (id) where given.id < lowest or get_byte(uuid_send(given.id), 6) >> 4 <> 7
@@ -48,7 +54,7 @@ begin
     );
 end
 $$;
-comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: which of the ids are in the archive.';
+comment on function penstock.known_before(uuid[]) is 'Part of enqueue_many: which of the ids, apart from those in the queue, have a job: one that waits for others, or is in the archive.';
 
 create or replace function penstock.insert_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
@@ -123,7 +129,6 @@ declare
     size constant integer := coalesce(cardinality(p_data), 0);
     ids uuid[] := p_ids;
     shapes text[];
-    archived uuid[];
     slots integer[];
     options jsonb[];
     unique_for interval[];
@@ -264,11 +269,8 @@ begin
             p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.max_attempts,
             slots, options, workflow
         );
-        if p_ids is not null then
-            archived := penstock.finished_before(p_ids);
-            if cardinality(archived) > 0 then
-                raise unique_violation;
-            end if;
+        if p_ids is not null and cardinality(penstock.known_before(p_ids)) > 0 then
+            raise unique_violation;
         end if;
         if workflow is not null then
             insert into penstock.workflow_ticks (workflow, added) values (workflow, size);

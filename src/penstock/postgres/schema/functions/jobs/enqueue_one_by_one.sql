@@ -27,6 +27,12 @@ begin
         while outcome is null loop
             id := p_ids[ordinal];
             tries := tries + 1;
+            -- The share lock holds off its release until the caller commits: what runs then sees what the caller wrote.
+            perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] for share;
+            if found then
+                outcome := 'duplicate';
+                exit;
+            end if;
             holder := case when period is not null then penstock.holder_of_unique(p_name, unique_key, scope, p_moment) end;
             insert into penstock.queued_jobs
             select (
@@ -39,9 +45,10 @@ begin
             where holder is null or holder = p_ids[ordinal]
             on conflict do nothing;
             if found then
-                if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
+                if cardinality(penstock.known_before(array[p_ids[ordinal]])) > 0 then
                     delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
-                    outcome := 'archived';
+                    perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal];
+                    outcome := case when found then 'duplicate' else 'archived' end;
                     exit;
                 end if;
                 outcome := 'queued';
@@ -60,7 +67,7 @@ begin
                 outcome := 'duplicate';
                 exit;
             end if;
-            if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
+            if cardinality(penstock.known_before(array[p_ids[ordinal]])) > 0 then
                 outcome := 'archived';
                 exit;
             end if;

@@ -51,8 +51,7 @@ stable
 as $$
 begin
     return not exists (select from penstock.queued_jobs as job where job.id = p_id)
-        and not exists (select from penstock.waiting_jobs as job where job.id = p_id)
-        and cardinality(penstock.finished_before(array[p_id])) = 0
+        and cardinality(penstock.known_before(array[p_id])) = 0
         and (
             p_unique_key is null
             or not exists (

@@ -145,7 +145,7 @@ begin
     )
     select coalesce(array_agg(inserted.id), '{}') into queued from inserted;
     -- An id that was enqueued again meanwhile, without `after`, is one job: that one.
-    known := penstock.finished_before(p_ids);
+    known := penstock.known_before(p_ids);
     delete from penstock.queued_jobs as job where job.id = any (known) and job.id = any (queued);
     known := known || array(select id from unnest(p_ids) as id where id <> all (queued));
     if cardinality(known) > 0 and p_groups is not null then
