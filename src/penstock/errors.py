@@ -196,6 +196,18 @@ BY_SQLSTATE: dict[str, type[PenstockError]] = {
 }
 """The error for each SQLSTATE that the SQL functions raise."""
 
+_SCHEMA_STATES = frozenset({"3F000", "42P01", "42883", "42703"})
+
+
+def of_sqlstate(sqlstate: str, message: str, hint: str | None) -> PenstockError | None:
+    """The error for what a SQL function raised, or for a schema that is missing or of another version; None for other errors."""
+    if kind := BY_SQLSTATE.get(sqlstate):
+        return kind(message, hint=hint)
+    if sqlstate in _SCHEMA_STATES and "penstock" in message:
+        return SchemaMismatch(f"the database has no matching Penstock schema: {message}", hint="Run: penstock migrate")
+    return None
+
+
 _STATUSES: list[tuple[type[PenstockError], int]] = [
     (NotFound, 404),
     (QueueFull, 429),

@@ -16,7 +16,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from penstock.core.blocking import asynchronous, without_loop
-from penstock.errors import BY_SQLSTATE, InvalidInput, PenstockError
+from penstock.errors import InvalidInput, PenstockError, of_sqlstate
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -168,11 +168,13 @@ def _no_transaction(connection: Any) -> InvalidInput:
 
 def _translated(error: BaseException) -> PenstockError | None:
     cause = getattr(error, "orig", None) or getattr(error, "__cause__", None) or error
-    for candidate in (error, cause, getattr(cause, "__cause__", None)):
+    # The error of the driver comes first: SQLAlchemy's has its text, with the statement and its parameters, or lacks its hint.
+    for candidate in (getattr(cause, "__cause__", None), cause, error):
         state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
-        if state in BY_SQLSTATE:
+        if state:
             diagnostics = getattr(candidate, "diag", None)
-            message = getattr(diagnostics, "message_primary", None) or str(candidate)
+            # The text of an error of asyncpg has the hint in it.
+            message = getattr(diagnostics, "message_primary", None) or getattr(candidate, "message", None) or str(candidate)
             hint = getattr(diagnostics, "message_hint", None) or getattr(candidate, "hint", None)
-            return BY_SQLSTATE[state](message, hint=hint)
+            return of_sqlstate(state, message, hint)
     return None

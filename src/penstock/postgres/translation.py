@@ -6,9 +6,8 @@ from collections.abc import Awaitable
 
 import asyncpg
 
-from penstock.errors import BY_SQLSTATE, DatabaseUnavailable, InvalidInput, PenstockError, SchemaMismatch, Unreadable
+from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError, Unreadable, of_sqlstate
 
-_SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
 # Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and
 # transactions that the server ended for idling or for taking too long.
 _LOST_CLASSES = ("08", "53", "57P", "55000", "25P03", "25P04", "58")
@@ -45,10 +44,8 @@ def translate(error: BaseException) -> PenstockError | None:
 def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
     message = getattr(error, "message", None) or str(error)
     hint = getattr(error, "hint", None)
-    if kind := BY_SQLSTATE.get(sqlstate):
-        return kind(message, hint=hint)
-    if sqlstate in _SCHEMA_STATES and "penstock" in message:
-        return SchemaMismatch(f"the database has no matching Penstock schema: {message}", hint="Run: penstock migrate")
+    if known := of_sqlstate(sqlstate, message, hint):
+        return known
     if sqlstate.startswith(_LOST_CLASSES):
         return DatabaseUnavailable(f"the database is not available: {message}")
     for state, advice in _PASSING.items():

@@ -22,7 +22,7 @@ from django.db import connection, transaction
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from penstock import InvalidInput, NotFound, Penstock
+from penstock import InvalidInput, NotFound, Penstock, PenstockError, QueueFull, SchemaMismatch
 from penstock.jobs.models import Enqueued, EnqueueOutcome
 
 
@@ -149,6 +149,45 @@ async def test_async_connections(app: Penstock, url: str, way: Callable[..., Awa
     else:
         with pytest.raises(NotFound):
             await app.find(receipts[0].id)
+
+
+async def refusal(url: str, way: Callable[..., Awaitable[None]], enqueue: Callable[[Any], Awaitable[Any]]) -> PenstockError:
+    """The error of an enqueue through a connection of the caller, whose transaction is rolled back."""
+    refused: list[PenstockError] = []
+
+    async def use(connection: Any) -> None:
+        try:
+            await enqueue(connection)
+        except PenstockError as error:
+            refused.append(error)
+
+    async with AsyncExitStack() as stack:
+        await way(url, use, False, stack)
+    return refused[0]
+
+
+@pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session])
+async def test_an_error_says_once_what_to_do_through_each_kind_of_connection(
+    app: Penstock, url: str, way: Callable[..., Awaitable[None]]
+) -> None:
+    ship = app.job_type("ship", max_waiting=1)
+    await ship.enqueue({})
+    error = await refusal(url, way, lambda connection: ship.options(connection=connection).enqueue({}))
+    assert isinstance(error, QueueFull)
+    assert error.message == "the queue of ship is full: 1 of at most 1 jobs wait, and 1 more do not fit"
+    assert str(error).count("Nothing was written") == 1
+
+
+@pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session])
+async def test_a_database_without_the_schema_is_named_through_each_kind_of_connection_without_the_payload(
+    sql: asyncpg.Connection[Any], url: str, way: Callable[..., Awaitable[None]]
+) -> None:
+    ship = Penstock(url).job_type("ship")
+    await sql.execute("drop schema penstock cascade")
+    error = await refusal(url, way, lambda connection: ship.options(connection=connection).enqueue({"card": "4111"}))
+    assert isinstance(error, SchemaMismatch)
+    assert error.message == 'the database has no matching Penstock schema: schema "penstock" does not exist'
+    assert error.hint == "Run: penstock migrate"
 
 
 @pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session])
