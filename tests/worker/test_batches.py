@@ -76,6 +76,19 @@ async def app_finished(app: Penstock, id: Any) -> Any:
     return record
 
 
+async def test_a_handler_may_sort_its_jobs_and_answer_in_that_order(app: Penstock) -> None:
+    @app.job(max_batch_size=10, linger=timedelta(milliseconds=50), keep_result=True)
+    async def index(jobs: list[Job[int]]) -> list[Any]:
+        jobs.sort(key=lambda job: -job.data)
+        return [Fail("odd") if job.data == 3 else job.data for job in jobs]
+
+    receipts = await index.enqueue_many(range(5))
+    await run_due_jobs(app)
+    records = [await app.find(receipt.id) for receipt in receipts]
+    assert [record.result for record in records] == [0, 1, 2, None, 4]
+    assert [str(record.status) for record in records] == ["succeeded", "succeeded", "succeeded", "failed", "succeeded"]
+
+
 @pytest.mark.parametrize("answer", [[1], "ab", 5, [1, 2, 3, 4]])
 async def test_an_answer_that_does_not_fit_the_batch_fails_its_jobs(app: Penstock, answer: Any) -> None:
     @app.job(max_batch_size=3, linger=timedelta(milliseconds=50), max_attempts=1)

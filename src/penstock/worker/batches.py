@@ -127,7 +127,7 @@ class Batcher:
         try:
             with nullcontext() if self._tracing is None else self._span(self._tracing, batch):
                 answer = await (call({}) if worked.around is None else worked.around(batch, call))
-            handed = members
+            handed = _in_order_of(batch, members)
             outcomes = _outcomes(worked.name, answer, len(handed))
         except BaseException as error:
             # When the call was cancelled, its thread may be taking the batch at this moment.
@@ -146,6 +146,14 @@ class Batcher:
 def _waiting(members: Sequence[_Member]) -> list[_Member]:
     """Those whose outcome is still awaited: a job that is cancelled or lost awaits it no more."""
     return [member for member in members if not member.outcome.done()]
+
+
+def _in_order_of(batch: Jobs[Any], members: Sequence[_Member]) -> Sequence[_Member]:
+    """The jobs of a call in the order of the list that its handler holds, who may have sorted it: so are the outcomes."""
+    place = {id(job): number for number, job in enumerate(batch)}
+    if len(batch) != len(members) or any(id(member.job) not in place for member in members):
+        return members
+    return sorted(members, key=lambda member: place[id(member.job)])
 
 
 def _outcomes(name: str, answer: Any, size: int) -> list[Any]:
