@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, update_wrapper, wraps
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
+from penstock.core.user_code import code_of, is_async
 from penstock.errors import InvalidInput
 
 P = ParamSpec("P")
@@ -234,7 +235,7 @@ def _check(function: Callable[..., Any], givens: tuple[type, ...], blocking: boo
         raise InvalidInput(f"a dependency must be a function, not {function!r:.100}")
     if function in above:
         raise InvalidInput(f"the dependency {name_of(function)} depends on itself")
-    if blocking and (_is_async(function) or isinstance(function, RunsOnLoop)):
+    if blocking and (_needs_loop(function) or isinstance(function, RunsOnLoop)):
         raise InvalidInput(
             f"the dependency {name_of(function)} needs an event loop, which a handler in a process does not have",
             hint='Make it a plain function or generator, or leave executor="process" out.',
@@ -260,9 +261,8 @@ class RunsOnLoop:
     """Base of dependencies that only look something up: they are called where the handler is started, not in a thread."""
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    call = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
-    return inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+def _needs_loop(function: Callable[..., Any]) -> bool:
+    return is_async(function) or inspect.isasyncgenfunction(code_of(function))
 
 
 @dataclass(slots=True)
@@ -320,7 +320,7 @@ class Solver:
         return value
 
     async def _make(self, function: Callable[..., Any], arguments: Mapping[str, Any], stack: AsyncExitStack) -> Any:
-        call = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+        call = code_of(function)
         if inspect.isasyncgenfunction(call):
             return await stack.enter_async_context(asynccontextmanager(function)(**arguments))
         if inspect.isgeneratorfunction(call):
@@ -339,7 +339,7 @@ class Solver:
         function = self.overrides.get(filled.dependency, filled.dependency)
         plan = plan_of(function, tuple(self.given))
         arguments = {name: self._blocking_value(inner, stack) for name, inner in plan.parameters.items()}
-        generator = inspect.isgeneratorfunction(function)
+        generator = inspect.isgeneratorfunction(code_of(function))
         value = stack.enter_context(contextmanager(function)(**arguments)) if generator else function(**arguments)
         if filled.use_cache:
             self._made[filled.dependency] = value

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from penstock.core.dependencies import Plan, RunsOnLoop, Solver, name_of
+from penstock.core.user_code import check_no_generator, check_ran, is_async
 from penstock.errors import Conflict, InvalidInput
 
 S = TypeVar("S")
@@ -88,7 +89,7 @@ class Hooks:
 
     def add_middleware(self, function: Middleware) -> Middleware:
         """Add middleware inside those added before. Raises `InvalidInput` unless it is async and takes two arguments."""
-        if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(type(function).__call__):
+        if not is_async(function):
             raise InvalidInput(f"middleware {name_of(function)} must be async", hint="async def middleware(work, call_next): ...")
         if len(inspect.signature(function).parameters) != 2:
             raise InvalidInput(
@@ -115,6 +116,7 @@ class Hooks:
                 f"the start-up function {name_of(function)} must be a function without parameters",
                 hint="async def warm_up() -> None: ... What has to be cleaned up is a lifespan.",
             )
+        check_no_generator(function, f"the start-up function {name_of(function)}")
         self.startups.append(function)
         return function
 
@@ -125,7 +127,7 @@ class Hooks:
             for lifespan in self.lifespans:
                 await stack.enter_async_context(lifespan.running())
             for startup in self.startups:
-                await (startup() if inspect.iscoroutinefunction(startup) else asyncio.to_thread(startup))
+                check_ran(await (startup() if is_async(startup) else asyncio.to_thread(startup)), name_of(startup))
             yield
 
     def around(self, plan: Plan, type: type, middleware: Sequence[Middleware] = ()) -> Around | None:

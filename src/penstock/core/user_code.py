@@ -4,25 +4,71 @@ Three kinds of exceptions need attention. Some are not an `Exception` (`sys.exit
 asyncio that ends with `SystemExit` or `KeyboardInterrupt` ends the loop, and one that ends with `CancelledError` looks as if it
 had been cancelled. A future cannot hold `StopIteration`, so a task that awaits the thread that raised it would wait for ever.
 And the exception's `__str__` may raise.
+
+A call that returns a coroutine or a generator has run nothing of the code in it. Its work must not count as done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from penstock.core.serialization import plain_text
-from penstock.errors import PenstockError
+from penstock.errors import InvalidInput, PenstockError
 
 _LONGEST_MESSAGE = 2_000
+_NOT_RUN = {CoroutineType: "a coroutine", GeneratorType: "a generator", AsyncGeneratorType: "an async generator"}
 
 
 class OddFailure(RuntimeError):
     """A handler raised what is not an `Exception`, or what a future cannot hold; `__cause__` is what it raised."""
+
+
+def code_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call of this runs: the function in a `functools.partial`, the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    called: Callable[..., Any] = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+    return called
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a handler runs on the event loop, also as a `functools.partial` or as an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(code_of(function))
+
+
+def check_no_generator(function: Callable[..., Any], name: str) -> None:
+    """Refuse a handler that yields, of which a call would run nothing. Raises `InvalidInput`."""
+    code = code_of(function)
+    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        raise InvalidInput(
+            f"{name} yields, so that a call of it would run nothing", hint="Return the result. A dependency may yield, once."
+        )
+
+
+def check_ran(answer: object, what: str) -> None:
+    """Refuse the answer of a handler that has run nothing. Raises `InvalidInput`.
+
+    Args:
+        answer: What the handler returned.
+        what: What the handler is of.
+    """
+    kind = _NOT_RUN.get(type(answer))
+    if kind is None:
+        return
+    if isinstance(answer, (CoroutineType, GeneratorType)):
+        answer.close()
+    raise InvalidInput(
+        f"the handler of {what} returned {kind}, of which nothing has run",
+        hint="Await the call in an async def handler. What decorates an async function has to be async too.",
+    )
 
 
 def message_of(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from penstock.core.checks import check_choice
 from penstock.core.dependencies import name_of, unwrapped
 from penstock.core.logs import add_context
 from penstock.core.tracing import trace_id_of
+from penstock.core.user_code import check_no_generator, is_async
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.child import ChildJob
 from penstock.jobs.models import Executor
@@ -302,11 +302,12 @@ def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
     """Where a function that handles jobs runs: on the loop, in a thread or in a process.
 
     Raises:
-        InvalidInput: An async handler, which runs on the loop, is declared for another executor.
+        InvalidInput: The handler yields, or an async one, which runs on the loop, is declared for another executor.
     """
     check_choice("executor", executor, get_args(Executor))
     function, _ = unwrapped(handler)
-    if inspect.iscoroutinefunction(function):
+    check_no_generator(function, name_of(function))
+    if is_async(function):
         if executor != "auto":
             raise InvalidInput(
                 f"{name_of(function)} is async and runs on the loop, not in a {executor}",

@@ -31,6 +31,7 @@ from penstock.core.dependencies import (
 from penstock.core.hooks import Around
 from penstock.core.keys import check_key, key_by
 from penstock.core.records import example
+from penstock.core.user_code import check_no_generator
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Handler, Job
 from penstock.jobs.records import JobId, Status
@@ -169,6 +170,7 @@ class ScheduleSignature:
 def signature_of_schedule(name: str, handler: ScheduleHandler, runs_as: RunsAs) -> ScheduleSignature:
     """Read how a function takes its run. Raises `InvalidInput` when a parameter cannot be filled."""
     function, injected = unwrapped(handler)
+    check_no_generator(function, getattr(function, "__qualname__", name))
     annotations = annotations_of(function)
     filled: dict[str, Depends | Given] = dict(injected)
     parameter: str | None = None

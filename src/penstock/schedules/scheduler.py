@@ -8,7 +8,6 @@ worker does until the run has ended or its worker has been silent for too long. 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import orjson
 
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
-from penstock.core.user_code import contained, in_thread, message_of
+from penstock.core.user_code import check_ran, contained, in_thread, is_async, message_of
 from penstock.errors import NotFound, PenstockError
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notifications
@@ -237,10 +236,11 @@ class Scheduler:
         signature = schedule.signature
 
         async def call(dependencies: Mapping[str, Any]) -> None:
-            if inspect.iscoroutinefunction(signature.function):
-                await signature.call(tick, dependencies)
+            if is_async(signature.function):
+                answer = await signature.call(tick, dependencies)
             else:
-                await in_thread(self._threads, signature.call, tick, dependencies)
+                answer = await in_thread(self._threads, signature.call, tick, dependencies)
+            check_ran(answer, schedule.name)
 
         started_at = datetime.now(UTC)
         failed: str | None = None

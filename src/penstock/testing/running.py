@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from penstock.app import Penstock
 from penstock.core.blocking import run_without_loop
 from penstock.core.encryption import SealedCodec
+from penstock.core.user_code import check_ran
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
@@ -373,6 +374,7 @@ async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwar
         around = hooks.around(job_type.signature.plan, Job if worked.batch is None else Jobs)
         result = await (call({}) if around is None else around(work, call))
     outcome = result[0] if worked.batch is not None and result is not None else result
+    check_ran(outcome, job_type.name)
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

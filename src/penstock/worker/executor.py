@@ -21,7 +21,7 @@ from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
 from penstock.core.tally import Attempts
 from penstock.core.tracing import Tracing
-from penstock.core.user_code import in_thread
+from penstock.core.user_code import check_ran, in_thread
 from penstock.jobs.handler import set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.jobs.worked import WorkedType
@@ -337,6 +337,8 @@ class Executor:
                 else:
                     result = await in_thread(self._threads, worked.handler, job)
             detail = None
+            if result is not None:
+                check_ran(result, claimed.name)
             if worked.keep_result and result is not None:
                 detail = worked.sealed("result", claimed.id, dump_json(result, f"the result of {claimed.name}"))
             settlement = Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SUCCEEDED, detail, None, claimed.name)

@@ -30,6 +30,7 @@ from penstock.core.checks import check_many, check_span, check_text
 from penstock.core.dependencies import Plan, inject, signature_of
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
+from penstock.core.user_code import check_no_generator, is_async
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.handler import Handler, Job
@@ -180,7 +181,8 @@ class SparkJobDeclarations(JobDeclarations):
 
         def declare(function: Callable[..., Any]) -> JobType[...]:
             signature, _ = signature_of_spark_job(function)
-            if asyncio.iscoroutinefunction(function):
+            check_no_generator(function, f"the function of {name}")
+            if is_async(function):
                 raise InvalidInput(f"the function of {name} is async", hint="Make it a plain def: Spark blocks.")
             # Its dependencies are made in the driver.
             signature = replace(signature, plan=Plan({}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from penstock.core.dependencies import (
     taking,
     unwrapped,
 )
+from penstock.core.user_code import check_no_generator, is_async
 from penstock.errors import InvalidInput
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -109,13 +109,14 @@ def declared_consumer(
     if len(taken) != 1:
         raise InvalidInput(f"handler {name_of(function)} must take one argument, not {len(taken)}", hint=_HINT)
     form = _form(annotations.get(taken[0])) or ("event" if one else "batch")
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-    if form == "events" and not is_async:
+    on_loop = is_async(function)
+    check_no_generator(function, f"handler {name_of(function)}")
+    if form == "events" and not on_loop:
         raise InvalidInput(f"{name_of(function)} iterates over events, so it must be async", hint="Declare it with async def.")
     if form == "events" and middleware:
         raise InvalidInput(f"{name_of(function)} iterates over events, so middleware cannot be called around each of them")
     plan = check_dependencies(filled, (Events if form == "events" else Batch,))
-    handling = Handling(taking(function, taken[0]), form, is_async)
+    handling = Handling(taking(function, taken[0]), form, on_loop)
     return DeclaredConsumer(stream, group, function, handling, plan, tuple(middleware), replace(options))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
 from penstock.core.tracing import valid_traceparent
-from penstock.core.user_code import contained, in_thread
+from penstock.core.user_code import check_ran, contained, in_thread
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.jobs.options import Backoff
 from penstock.streams.codec import Encoding, Undecodable
@@ -275,9 +275,10 @@ class Dispatcher(Generic[T]):
     async def _invoke(self, argument: Any, dependencies: Mapping[str, Any]) -> None:
         handling = self._handling
         if handling.is_async:
-            await handling.handler(argument, **dependencies)
+            answer = await handling.handler(argument, **dependencies)
         else:
-            await in_thread(self._threads, partial(handling.handler, **dependencies), argument)
+            answer = await in_thread(self._threads, partial(handling.handler, **dependencies), argument)
+        check_ran(answer, f"{self._group} of {self._stream}")
 
     # -- results to the committer
 
