@@ -19,7 +19,7 @@ from uuid import UUID
 
 from pydantic import SecretStr
 
-from penstock.core.checks import LONGEST_SPAN, check_many, check_span, check_text, storable_text
+from penstock.core.checks import LONGEST_SPAN, check_secrets, check_span, check_text, storable_text
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
@@ -94,9 +94,11 @@ class Penstock(
         settings: Settings | None = None,
     ) -> None:
         if settings is not None and not isinstance(settings, Settings):
-            raise InvalidInput(f"settings must be Settings, not {settings!r:.100}", hint="For example: Settings(threads=4)")
+            raise InvalidInput(
+                f"settings must be Settings, not of type {type(settings).__name__}", hint="For example: Settings(threads=4)"
+            )
         if keys is not None:
-            check_many("keys", keys, 'keys=["<32 bytes in base64>"]')
+            check_secrets("keys", keys, 'keys=["<32 bytes in base64>"]')
         given: dict[str, Any] = {}
         if database_url is not None:
             if not isinstance(database_url, str):

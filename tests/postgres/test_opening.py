@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from penstock import DatabaseUnavailable, Penstock
+from penstock import DatabaseUnavailable, InvalidInput, Penstock
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -49,3 +49,19 @@ async def test_without_a_time_to_wait_the_first_loss_is_an_error(url: str, sql: 
     with pytest.raises(DatabaseUnavailable):
         await app.open()
     await app.close()
+
+
+@pytest.mark.parametrize("password", ["s3cret/x", "s3cret#x", "x?s3cret", "[s3cret"])
+async def test_a_url_that_cannot_be_divided_is_refused_without_a_part_of_its_password(password: str) -> None:
+    with pytest.raises(InvalidInput, match="the database URL is not valid") as refused:
+        await Penstock(f"postgresql://ada:{password}@localhost/shop").open()
+    assert "s3cret" not in str(refused.value)
+    assert "percent-encoded" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["mysql://ada@localhost/shop", "postgresql://ada@127.0.0.1:99999/shop", "postgresql://ada@h:x/shop"]
+)
+async def test_a_url_that_is_not_valid_is_no_fault_of_the_database(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match="the database URL is not valid"):
+        await Penstock(wrong).open()

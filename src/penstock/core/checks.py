@@ -65,6 +65,12 @@ def check_many(what: str, value: Any, example: str) -> None:
         raise InvalidInput(f"{what} must be a list, not {value!r:.100}", hint=f"For example: {example}")
 
 
+def check_secrets(what: str, value: Any, example: str) -> None:
+    """As `check_many`, for values that no error shows."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
+        raise InvalidInput(f"{what} must be a list, not of type {type(value).__name__}", hint=f"For example: {example}")
+
+
 def check_function(what: str, value: Any, example: str) -> None:
     """Raise `InvalidInput` unless the value can be called."""
     if not callable(value):

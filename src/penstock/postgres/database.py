@@ -35,7 +35,10 @@ _PERHAPS_LASTING = {"23505", "57014", "53200"}
 _MOST_REPEATS = 5
 # The maximum number of ids that one call may look up, see `penstock.check_size` in functions/core/bounds.sql.
 _AT_ONCE = 10_000
-_URL_HINT = "It looks like postgresql://user:password@host:5432/database."
+_URL_HINT = (
+    "It looks like postgresql://user:password@host:5432/database. Signs such as / ? # @ % in a user or password are"
+    " percent-encoded, as by urllib.parse.quote(password, safe='')."
+)
 
 
 def in_parts(wanted: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -53,8 +56,11 @@ class _Connection(asyncpg.Connection):
 async def _connect(*args: Any, **options: Any) -> Any:
     try:
         return await asyncpg.connect(*args, **options)
-    except ValueError as error:
+    except (asyncpg.exceptions.ClientConfigurationError, OverflowError) as error:
         raise InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT) from None
+    except ValueError:
+        # The text of the error has a part of the URL, which can be one of the password.
+        raise InvalidInput("the database URL is not valid: it cannot be divided into its parts", hint=_URL_HINT) from None
 
 
 async def _through_pooler(connection: Any) -> bool:

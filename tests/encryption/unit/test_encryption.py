@@ -155,6 +155,13 @@ def test_a_wrong_key_is_refused_without_being_shown(wrong: str | bytes) -> None:
     assert "s3cret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("keys", ["s3cret", b"s3cret", {"s3cret": 1}])
+def test_keys_that_are_no_list_are_refused_without_being_shown(keys: Any) -> None:
+    with pytest.raises(InvalidInput, match="keys must be a list, not of type") as refused:
+        Penstock(keys=keys)
+    assert "s3cret" not in str(refused.value)
+
+
 def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_KEYS", f"{_NEW}, {_OLD}")
     app = Penstock()
