@@ -32,7 +32,7 @@ class SyncOperations:
             priority: See `start`.
 
         Raises:
-            InvalidInput: The filter has no condition, or one that does not apply.
+            InvalidInput: The filter has no condition, or one that does not apply, or the priority does not.
             NotFound: There is no such job type.
         """
         return self._loop.run(self._of.preview(kind, filter, priority=priority))
@@ -53,7 +53,7 @@ class SyncOperations:
             id: Id of the operation, so that a repeated call starts one; None: a new UUIDv7.
 
         Raises:
-            InvalidInput: The filter has no condition, or one that does not apply.
+            InvalidInput: The filter has no condition, or one that does not apply, or the priority does not.
             NotFound: There is no such job type.
             Conflict: The id is that of another operation.
         """
