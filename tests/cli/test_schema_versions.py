@@ -252,7 +252,8 @@ async def test_a_server_ends_when_a_migration_leaves_it_behind(url: str, tmp_pat
     said = log.read_text()
     assert 1 <= said.count("schema_cannot_be_used") <= processes
     assert f"serves protocols {NEXT} to {NEXT}" in said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and "unexpected error" not in said
+    assert f"serves protocols {NEXT} to {NEXT}" in " ".join(said.rpartition("error: ")[2].split()), said
 
 
 async def test_a_consumer_of_its_own_ends_when_a_migration_leaves_it_behind(app: Penstock, url: str, tmp_path: Path) -> None:

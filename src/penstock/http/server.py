@@ -221,7 +221,8 @@ def serve(settings: HttpSettings, announce: Any = print, *, only_dashboard: bool
             announce(listening)
             one.run(sockets=[socket])
         if (note := Path(folder) / _LEFT_BEHIND).exists():
-            raise SchemaMismatch(*note.read_text("utf-8").split("\0"))
+            message, hint = note.read_text("utf-8").split("\0")
+            raise SchemaMismatch(message, hint=hint or None)
 
 
 @asynccontextmanager
