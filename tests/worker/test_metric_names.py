@@ -193,6 +193,10 @@ LONG = "+0x120"
 CAUSES = {
     "PenstockNobodyWorks": {'penstock_scale_ready{type="mail"}': f"3{LONG}", 'penstock_scale_workers{type="mail"}': f"0{LONG}"},
     "PenstockJobsWaiting": {'penstock_queueing_delay_seconds{type="mail"}': "0+60x120"},
+    "PenstockPausedJobsWait": {
+        'penstock_job_type_paused{type="mail"}': f"1{LONG}",
+        'penstock_oldest_ready_seconds{type="mail"}': "0+60x120",
+    },
     "PenstockJobsFailing": {
         'penstock_jobs_settled_total{type="mail",outcome="retried"}': "0+2x120",
         'penstock_jobs_settled_total{type="mail",outcome="succeeded"}': "0+1x120",
@@ -215,6 +219,9 @@ CAUSES = {
 NEAR_MISSES = {
     "no worker, but no job that waits": {
         'penstock_scale_ready{type="mail"}': f"0{LONG}", 'penstock_scale_workers{type="mail"}': f"0{LONG}",
+    },
+    "a pause of four minutes": {
+        'penstock_job_type_paused{type="mail"}': f"1{LONG}", 'penstock_oldest_ready_seconds{type="mail"}': "0+0x116 0+60x4",
     },
     "a third of the attempts fails": {
         'penstock_jobs_settled_total{type="mail",outcome="retried"}': "0+1x120",

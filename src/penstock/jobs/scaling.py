@@ -19,7 +19,10 @@ from penstock.core.records import example
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a job type: its ready and running jobs, and those that finished in the last `over_s` seconds."""
+    """The load of a job type: its ready and running jobs, and those that finished in the last `over_s` seconds.
+
+    `most_workers`: how many workers could be busy, by the concurrency of the type or the slots of the pool; None: any number.
+    """
 
     name: str
     ready: int
@@ -37,7 +40,7 @@ class ScaleAdvice:
 
     Attributes:
         name: Name of the job type.
-        ready: Number of jobs that could run now.
+        ready: Number of jobs that could run now; 0 while the type is paused.
         oldest_ready_s: Queueing delay: how long the oldest ready job has waited; None: no job waits.
         finished_per_s: Jobs finished per second recently.
         drain_s: How long the ready jobs take at that rate; None: no job finished recently.

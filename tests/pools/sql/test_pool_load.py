@@ -56,6 +56,26 @@ async def test_with_several_at_once_for_a_key_those_behind_lack_a_worker(sql: Sq
     assert await load(sql) == (1, True, 1)
 
 
+async def test_jobs_of_a_paused_type_lack_no_worker(sql: Sql) -> None:
+    await enqueue(sql, "a", "b")
+    await sql.execute("select penstock.create_job_type('mail'), penstock.create_job_type('off', '{\"concurrency\": 0}')")
+    await sql.execute("select penstock.enqueue(name, '1') from unnest(array['mail', 'off']) as name")
+    await sql.execute("select penstock.pause('work'), penstock.pause('mail')")
+    paused = await sql.fetch("select name, ready, oldest_ready_s from penstock.load_of_types()")
+    assert [tuple(row) for row in paused] == [("mail", 0, None), ("off", 0, None), ("work", 0, None)]
+    await sql.execute("select penstock.resume('work'), penstock.resume('mail')")
+    rows = await sql.fetch("select name, ready, oldest_ready_s is not null as lacks from penstock.load_of_types()")
+    assert [tuple(row) for row in rows] == [("mail", 1, True), ("off", 0, False), ("work", 2, True)]
+
+
+async def test_no_more_workers_than_jobs_that_may_run_at_once_could_be_busy(sql: Sql) -> None:
+    await sql.execute("select penstock.create_job_type('mail', '{\"concurrency\": 3}'), penstock.create_job_type('free')")
+    await enqueue(sql, "a", "b", "c", "d", "e")
+    await sql.execute("select penstock.change_job_type('work', '{\"concurrency\": 2}')")
+    rows = await sql.fetch("select name, most_workers from penstock.load_of_types()")
+    assert [tuple(row) for row in rows] == [("free", None), ("mail", 3), ("work", 2)]
+
+
 async def test_no_more_workers_than_slots_with_work_could_be_busy(sql: Sql) -> None:
     await enqueue(sql, *["a"] * 50)
     await sql.execute("select penstock.start_standing('work', 'b', '{}'), penstock.start_standing('work', 'c', '{}')")

@@ -199,9 +199,14 @@ as $$
     select penstock.check_span(p_over, 'time to count over', '1 second', '31 days');
     select
         counts.name,
-        counts.ready,
+        -- What waits in a paused type waits for the end of the pause, and no worker would help.
+        case when counts.paused then 0 else counts.ready end,
         counts.in_progress,
-        case when pools.name is not null then runnable.oldest_s else counts.oldest_ready_s end,
+        case
+            when counts.paused then null
+            when pools.name is not null then runnable.oldest_s
+            else counts.oldest_ready_s
+        end,
         (
             select count(*)
             from penstock.archived_jobs
@@ -216,17 +221,20 @@ as $$
             )
             else (select count(*) from penstock.workers where counts.name = any (workers.names) and workers.state = 'running')
         end,
-        -- With more workers than slots with jobs, some would be idle.
-        case when pools.name is not null then
-            greatest(
-                coalesce(runnable.slots, 0),
-                (select count(distinct standing.slot) from penstock.standing_jobs as standing where standing.name = counts.name and standing.wanted)
-            )
+        -- With more workers than jobs that may run at once, or than slots with jobs, some would be idle.
+        case
+            when pools.name is not null then
+                greatest(
+                    least(coalesce(runnable.slots, 0), jobs.concurrency),
+                    (select count(distinct standing.slot) from penstock.standing_jobs as standing where standing.name = counts.name and standing.wanted)
+                )
+            else jobs.concurrency
         end
     from penstock.job_counts() as counts
+    join penstock.jobs on jobs.name = counts.name
     left join penstock.pools on pools.name = counts.name
     left join penstock.runnable_in_pools() as runnable on runnable.name = counts.name
     order by counts.name
 $$;
 comment on function penstock.load_of_types(interval) is
-    'For each job type: what waits and how long the oldest has lacked a worker, what finished within p_over, how many workers there are and (in a pool) how many could be busy. Reads the whole queue: for people and scalers, not for loops.';
+    'For each job type: what waits and how long the oldest has lacked a worker, what finished within p_over, how many workers there are and how many could be busy (null: any number). What waits in a paused type lacks no worker, and does not count. Reads the whole queue: for people and scalers, not for loops.';
