@@ -67,6 +67,37 @@ async def test_a_type_without_worker_is_a_warning_while_nothing_waits(app: Penst
     assert (finding.level, finding.message) == ("warning", "no worker works on mail")
 
 
+async def test_jobs_of_a_paused_type_wait_for_the_end_of_the_pause(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any]
+) -> None:
+    await app.create_job_type("mail")
+    await app.create_job_type("print-labels", concurrency=0)
+    await app.create_job_type("idle")
+    await sql.execute("select penstock.register_worker('w', '{mail,print-labels,idle}')")
+    for name in ("mail", "print-labels"):
+        await app.enqueue(name, {})
+    await app.pause("mail")
+    await app.pause("idle")
+    await sql.execute("update penstock.jobs set paused_at = '2026-01-11 18:26Z' where name = 'mail'")
+    await sql.execute(
+        "update penstock.queued_jobs set created_at = now() - interval '1 hour', run_after = now() - interval '1 hour'"
+    )
+    assert [(finding.level, finding.message, finding.advice) for finding in await found(database, "workers")] == [
+        (
+            "warning", "mail is paused since 2026-01-11 18:26 UTC, and 1 jobs wait",
+            "When the reason is gone: penstock resume mail",
+        ),
+        (
+            "warning", "print-labels is paused by a concurrency of 0, and 1 jobs wait",
+            "Give it another concurrency: penstock types change",
+        ),
+    ]  # fmt: skip
+    # Without a worker they wait for the same, and a worker would not help.
+    await sql.execute("delete from penstock.workers")
+    messages = [finding.message for finding in await found(database, "workers")]
+    assert [message.split(",")[-1] for message in messages] == [" and 1 jobs wait"] * 2 + ["no worker works on idle"]
+
+
 async def test_a_blocked_event_loop_is_a_problem(database: Database, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute("select penstock.register_worker('stuck', '{mail}')")
     await sql.execute("update penstock.workers set blocked_since = now(), blocked_by = 'mail job_1'")
@@ -207,6 +238,32 @@ async def test_a_quarantined_partition_is_a_problem(app: Penstock, database: Dat
     assert "1 partitions of orders are quarantined for billing" in finding.message
 
 
+async def test_a_group_that_is_behind_is_a_warning_with_the_reason(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LAG_LONG_S", 0.0)
+    await app.create_stream("orders", 1)
+    orders = await app.find_stream("orders")
+    await database.fetch("select penstock.declare_consumer_group('orders', 'billing')")
+    await orders.append({})
+    (finding,) = await found(database, "streams")
+    assert finding.level == "warning"
+    assert "billing is 1 events behind in orders" in finding.message
+    assert "no worker consumes the partitions 0" in finding.message
+    await database.fetch("select penstock.pause_partitions('orders', 'billing')")
+    (finding,) = await found(database, "streams")
+    assert "partitions are paused: 0" in finding.message
+    await database.fetch("select penstock.resume_partitions('orders', 'billing')")
+    await sql.execute(
+        "update penstock.group_offsets"
+        " set failing_since = '2026-01-11 18:26Z', failing_offset = 0, failing_attempt = 4, failing_error = 'no'"
+    )
+    (finding,) = await found(database, "streams")
+    assert "a handler fails at offset 0 of partition 0 since 2026-01-11 18:26 UTC" in finding.message
+    await database.fetch("select penstock.seek_group('orders', 'billing', '{0}', '{1}')")
+    assert await found(database, "streams") == []
+
+
 async def test_growth_that_a_paused_partition_holds_back_is_a_problem(app: Penstock, database: Database) -> None:
     await app.create_stream("orders", 1)
     orders = await app.find_stream("orders")
@@ -218,10 +275,18 @@ async def test_growth_that_a_paused_partition_holds_back_is_a_problem(app: Penst
     assert "holds back 1 new partitions" in finding.message
 
 
-async def test_a_lake_that_is_behind_is_found(database: Database, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_lake_that_is_behind_is_found(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     await sql.execute("select penstock.open_lake('lake', 'file:///lake')")
     assert await found(database, "lakes") == []
+    # A quiet system finishes nothing for days, and its lake is behind with nothing.
     await sql.execute("update penstock.lakes set updated_at = now() - interval '2 days'")
+    assert await found(database, "lakes") == []
+    await app.create_job_type("mail")
+    await app.cancel((await app.enqueue("mail", {})).id)
+    assert await found(database, "lakes") == []
+    monkeypatch.setattr(doctor, "LAKE_BEHIND_S", 0.0)
     (finding,) = await found(database, "lakes")
     assert "keeps the archive from being pruned" in finding.message
 

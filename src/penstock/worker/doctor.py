@@ -6,9 +6,10 @@ Each check answers with findings. A finding is `ok`, a `warning` (something will
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any, ClassVar, Literal
 
 import asyncpg
@@ -19,12 +20,15 @@ from penstock.core.logs import describe
 from penstock.core.records import example
 from penstock.errors import PenstockError, SchemaMismatch
 from penstock.history import lake_queries
+from penstock.jobs import type_queries
+from penstock.jobs.records import JobTypeRecord
+from penstock.jobs.top import MOST, TopRecord, top
 from penstock.pools import views as pool_views
 from penstock.postgres import health, migrate
 from penstock.postgres.database import Database
 from penstock.streams import group_queries
-from penstock.streams.group_models import held_back
-from penstock.worker import fleets
+from penstock.streams.group_models import Lag, held_back
+from penstock.worker import fleets, problems
 from penstock.workflows import queries as workflow_queries
 
 Level = Literal["ok", "warning", "problem"]
@@ -34,10 +38,11 @@ _MOST_SLOT_BYTES = 1 << 30
 MOST_DEAD_ROWS = {"queued_jobs": 200_000, "leases": 10_000, "workers": 10_000, "slots": 100_000, "group_offsets": 100_000}
 NOTIFY_S = 5.0
 _MOST_SKEW_S = 1.0
-_LAKE_BEHIND_S = 86_400.0
+LAKE_BEHIND_S = 86_400.0
 OLD_TICK_S = 60.0
 _UNSEALED_S = 86_400.0
 _WAITS_LONG_S = 60.0
+LAG_LONG_S = 60.0
 _MOST_NAMED = 10
 
 
@@ -132,7 +137,19 @@ async def _workers(database: Database) -> list[Finding]:
         for load in loads
         if load.workers and (load.oldest_ready_s or 0.0) > _WAITS_LONG_S
     ]
-    idle = sorted(load.name for load in loads if not load.workers and not load.ready)
+    paused = [record for record in await type_queries.job_types(database) if problems.is_paused(record)]
+    waiting = {one.name: one.ready for one in await _waiting(database, paused)}
+    found += [
+        Finding(
+            "workers",
+            "warning",
+            f"{problems.paused_since(record)}, and {waiting[record.name]} jobs wait",
+            problems.end_of_pause(record),
+        )
+        for record in paused
+        if waiting.get(record.name)
+    ]
+    idle = sorted(load.name for load in loads if not load.workers and not load.ready and not waiting.get(load.name))
     if idle:
         found.append(
             Finding("workers", "warning", f"no worker works on {_named(idle)}", "Nothing waits. Start one before something does.")
@@ -159,6 +176,12 @@ async def _workers(database: Database) -> list[Finding]:
             for consumer in worker.halted
         ]
     return found or [Finding("workers", "ok", f"workers work on all {len(loads)} job types")]
+
+
+async def _waiting(database: Database, paused: Sequence[JobTypeRecord]) -> list[TopRecord]:
+    if not paused:
+        return []
+    return await top(database, "types", names=[record.name for record in paused[:MOST]], limit=MOST)
 
 
 async def _snapshots(database: Database) -> list[Finding]:
@@ -257,22 +280,60 @@ async def _streams(database: Database) -> list[Finding]:
                     "streams",
                     "problem",
                     f"{group.quarantined} partitions of {group.stream} are quarantined for {group.group}",
-                    f"See why: penstock streams lag {group.stream} {group.group}. "
-                    f"Then penstock streams resume {group.stream} {group.group}, "
+                    f"See why: penstock streams lag {_of(group)}. Then penstock streams resume {_of(group)}, "
                     "or move the group past the event with penstock streams reset.",
                 )
             )
-        for held in held_back(await group_queries.lag(database, group.stream, group.group)):
+        lags = await group_queries.lag(database, group.stream, group.group)
+        if group.lag_s > LAG_LONG_S and not group.quarantined:
+            found.append(_behind(group, lags))
+        for held in held_back(lags):
             found.append(
                 Finding(
                     "streams",
                     "problem",
                     f"partition {held.partition} of {group.stream} is paused for {group.group}, and holds back "
                     f"{len(held.holds)} new partitions",
-                    f"Resume it: penstock streams resume {group.stream} {group.group}, or move the group past its events.",
+                    f"Resume it: penstock streams resume {_of(group)}, or move the group past its events.",
                 )
             )
-    return found or [Finding("streams", "ok", "no partition is quarantined, and no growth is held back")]
+    return found or [Finding("streams", "ok", "no partition is quarantined, no group is behind, and no growth is held back")]
+
+
+def _of(group: health.GroupLag) -> str:
+    """The stream and the group, as a shell takes them."""
+    return f"{shlex.quote(group.stream)} {shlex.quote(group.group)}"
+
+
+def _behind(group: health.GroupLag, lags: Sequence[Lag]) -> Finding:
+    """A group that is behind, and why: a handler fails, partitions are paused, or nobody consumes them."""
+    message = f"{group.group} is {group.lag} events behind in {group.stream}; the oldest waits {group.lag_s:.0f} s"
+    see = f"penstock streams lag {_of(group)}"
+    late = [lag for lag in lags if lag.lag]
+    if failing := [(lag.failing_since, lag.partition, lag.failing_offset) for lag in late if lag.failing_since is not None]:
+        since, partition, offset = min(failing)
+        return Finding(
+            "streams",
+            "warning",
+            f"{message}: a handler fails at offset {offset} of partition {partition} since "
+            f"{since.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+            f"See the error: {see}. Correct the handler, or move the group past the event with penstock streams reset.",
+        )
+    if paused := [lag.partition for lag in late if lag.paused_at is not None]:
+        return Finding(
+            "streams",
+            "warning",
+            f"{message}: partitions are paused: {_named(paused)}",
+            f"When the reason is gone: penstock streams resume {_of(group)}",
+        )
+    if unowned := [lag.partition for lag in late if lag.owner is None]:
+        return Finding(
+            "streams",
+            "warning",
+            f"{message}: no worker consumes the partitions {_named(unowned)}",
+            "Start a worker whose application declares the consumer; when the group is no longer needed, drop it.",
+        )
+    return Finding("streams", "warning", message, f"See {see}. Start more workers, up to the number of partitions.")
 
 
 async def _workflows(database: Database) -> list[Finding]:
@@ -317,18 +378,18 @@ async def _workflows(database: Database) -> list[Finding]:
 
 
 async def _lakes(database: Database) -> list[Finding]:
-    now = await database.fetchval("select penstock.clock()")
+    behind_s = await health.lake_lags(database)
     lakes = await lake_queries.lakes(database)
     found = [
         Finding(
             "lakes",
             "warning",
-            f"the lake {lake.name} has got no jobs for {behind:.0f} s"
+            f"finished jobs have waited {behind:.0f} s for the lake {lake.name}"
             + (", and keeps the archive from being pruned" if lake.guards else ""),
             f"Run penstock history run; or, when it is no longer needed: select penstock.drop_lake('{lake.name}');",
         )
         for lake in lakes
-        if (behind := (now - lake.updated_at).total_seconds()) > _LAKE_BEHIND_S
+        if (behind := behind_s.get(lake.name, 0.0)) > LAKE_BEHIND_S
     ]
     return found or [Finding("lakes", "ok", "all lakes are up to date" if lakes else "there is no lake")]
 

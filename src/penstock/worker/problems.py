@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 from urllib.parse import quote
 
@@ -37,7 +38,8 @@ class Problem:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
-        "level": "warning", "text": "invoices is paused, and 12 jobs wait", "to": "types/invoices", "advice": "",
+        "level": "warning", "text": "invoices is paused since 2026-01-11 18:26 UTC, and 12 jobs wait", "to": "types/invoices",
+        "advice": "When the reason is gone: penstock resume invoices",
     })  # fmt: skip
 
     level: str
@@ -48,7 +50,7 @@ class Problem:
 
 def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers: Sequence[WorkerRecord]) -> list[Problem]:
     """Types for which no worker works, that wait too long, or are paused with jobs."""
-    paused = {record.name for record in types if record.paused_at is not None or record.concurrency == 0}
+    paused = {record.name: record for record in types if is_paused(record)}
     worked = {name for worker in workers if worker.alive for name in worker.names}
     found = []
     for load in loads:
@@ -57,7 +59,8 @@ def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers
         to = f"types/{_segment(load.name)}"
         waited = load.oldest_ready_s or 0.0
         if load.name in paused:
-            found.append(Problem("warning", f"{load.name} is paused, and {load.ready:,} jobs wait", to))
+            text = f"{paused_since(paused[load.name])}, and {load.ready:,} jobs wait"
+            found.append(Problem("warning", text, to, end_of_pause(paused[load.name])))
         elif load.name not in worked:
             found.append(
                 Problem(
@@ -70,6 +73,25 @@ def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers
         elif waited > _WAITS_LONG_S:
             found.append(Problem("warning", f"The oldest job of {load.name} has waited {waited:,.0f} s for a worker", to))
     return found
+
+
+def is_paused(record: JobTypeRecord) -> bool:
+    """Whether no job of a type starts."""
+    return record.paused_at is not None or record.concurrency == 0
+
+
+def paused_since(record: JobTypeRecord) -> str:
+    """That a type is paused, and since when; a concurrency of 0 has no time."""
+    if record.paused_at is None:
+        return f"{record.name} is paused by a concurrency of 0"
+    return f"{record.name} is paused since {record.paused_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def end_of_pause(record: JobTypeRecord) -> str:
+    """What ends the pause of a type."""
+    if record.concurrency == 0:
+        return "Give it another concurrency: penstock types change"
+    return f"When the reason is gone: penstock resume {shlex.quote(record.name)}"
 
 
 def of_failures(failures: Sequence[Failure], now: datetime, *, whole: bool) -> list[Problem]:
