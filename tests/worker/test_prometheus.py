@@ -71,7 +71,7 @@ async def ship(to: str) -> None:
 CAUSED = {
     "PenstockNobodyWorks", "PenstockJobsWaiting", "PenstockJobsFailing", "PenstockJobsQuarantined", "PenstockJobsRecovered",
     "PenstockLagGrowing", "PenstockOldSnapshot", "PenstockLakeBehind", "PenstockNotificationsLost", "PenstockKeysQuarantined",
-    "PenstockPartitionsQuarantined", "PenstockWorkflowStands",
+    "PenstockPartitionsQuarantined", "PenstockWorkflowStands", "PenstockPausedJobsWait",
 }  # fmt: skip
 
 
@@ -152,11 +152,14 @@ def prometheus(folder: Path) -> Iterator[Prometheus]:
 
 async def cause(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
     """Cause what the alerts warn of, apart from what needs further processes."""
-    # No worker works on this type; and its jobs have waited for an hour.
+    # No worker works on the one type, and somebody has forgotten the pause of the other; their jobs have waited for two hours.
     await sql.execute("select penstock.create_job_type('lonely'), penstock.enqueue('lonely', '1')")
     await sql.execute(
-        "update penstock.queued_jobs set created_at = created_at - interval '1 hour', run_after = run_after - interval '1 hour'"
-        " where name = 'lonely'"
+        "select penstock.create_job_type('forgotten'), penstock.enqueue('forgotten', '1'), penstock.pause('forgotten')"
+    )
+    await sql.execute(
+        "update penstock.queued_jobs set created_at = created_at - interval '2 hours', run_after = run_after - interval '2 hours'"
+        " where name in ('lonely', 'forgotten')"
     )
     for _ in range(20):
         await app.enqueue("fail", {"to": "ada"})
