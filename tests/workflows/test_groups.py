@@ -297,6 +297,20 @@ async def test_a_job_waits_for_a_group(app: Penstock) -> None:
     assert (await app.find(late.id)).status is Status.SUCCEEDED
 
 
+async def test_why_counts_the_children_of_a_group_at_once(app: Penstock, sql: Sql) -> None:
+    step = declare(app, [])
+    group = await app.job_group("import", then="report").open()
+    then = (await group.find()).then_job or UUID(int=0)
+    first, _ = await step.options(group=group).enqueue("one"), await step.options(group=group, run_after=HOUR).enqueue("two")
+    assert "job group import, of whose 2 children 0 have ended and more may come" in (await app.why(then)).message
+    await app.cancel(first.id)
+    # No worker has added up what the cancellation noted.
+    assert await sql.fetchval("select added from penstock.job_groups") == 0
+    why = await app.why(then)
+    assert "job group import, of whose 2 children 1 have ended and more may come" in why.message
+    assert (why.reason, why.by_job) == ("dependencies", group.id)
+
+
 async def test_jobs_of_one_call_can_be_in_several_groups(app: Penstock) -> None:
     declare(app, [])
     one, two = [await app.job_group(name).open() for name in ("one", "two")]

@@ -90,6 +90,18 @@ async def test_why_says_what_the_job_that_holds_a_key_waits_for(app: Penstock, s
     assert (why.until is not None) == (step == "sleep")
 
 
+async def test_why_says_that_the_job_for_which_another_one_waits_is_suspended(app: Penstock) -> None:
+    @app.job("order")
+    async def order(job: Job[Any]) -> None:
+        await job.wait_for("approved")
+
+    first = await app.enqueue("order", {})
+    behind = await app.enqueue("order", {}, after=first)
+    assert f"{first.id} of order, which is queued" in (await app.why(behind.id)).message
+    await run_due_jobs(app)
+    assert f"{first.id} of order, which is waiting" in (await app.why(behind.id)).message
+
+
 @pytest.mark.parametrize("name", ["approved", "it's approved", "-approved", "a b", "$(date)", "größe"])
 async def test_the_command_that_why_names_sends_the_signal(app: Penstock, name: str) -> None:
     @app.job("order", keep_result=True)

@@ -83,11 +83,11 @@ begin
         return;
     end if;
     if penstock.is_suspended(job) then
-        select step.kind, step.at, penstock.shown_time(step.due) as due, job_group.id, job_group.added, job_group.name,
-            job_group.succeeded + job_group.failed + job_group.cancelled + job_group.expired as ended
+        select step.kind, step.at, penstock.shown_time(step.due) as due, job_group.id, job_group.name, children.added, children.ended
         into waited
         from penstock.job_steps as step
         left join penstock.job_groups as job_group on job_group.id = step.job_group
+        left join lateral penstock.count_children(job_group.id) as children on true
         where step.job = job.id and step.name = job.waits_for;
         reason := case waited.kind when 'wait' then 'signal' when 'gather' then 'children' else 'sleep' end;
         since := waited.at;

@@ -179,6 +179,22 @@ $$;
 comment on function penstock.stuck_dependencies() is
     'Part of penstock doctor: of the 10,000 oldest dependencies up to ten for whose end nothing will be noted, since the other job has ended or is gone. There are none.';
 
+create or replace function penstock.count_children(p_group uuid, out added bigint, out ended bigint)
+language sql
+stable
+as $$
+    select
+        job_group.added + coalesce(sum(tick.added), 0)::bigint,
+        job_group.succeeded + job_group.failed + job_group.cancelled + job_group.expired
+            + coalesce(sum(tick.succeeded + tick.failed + tick.cancelled + tick.expired), 0)::bigint
+    from penstock.job_groups as job_group
+    left join penstock.workflow_ticks as tick on tick.workflow = job_group.id
+    where job_group.id = p_group
+    group by job_group.id
+$$;
+comment on function penstock.count_children(uuid) is
+    'Part of why: how many children a job group has, and how many of these have ended, also those whose ticks are not folded yet.';
+
 create or replace function penstock.why_waiting(p_id uuid)
 returns table (reason text, message text, since timestamptz, by_job uuid, ahead bigint, expires_at timestamptz)
 language sql
@@ -192,16 +208,16 @@ as $$
             coalesce(
                 (
                     select format(
-                        'job group %s, of whose %s children %s have ended%s', other.name, other.added,
-                        other.succeeded + other.failed + other.cancelled + other.expired,
+                        'job group %s, of whose %s children %s have ended%s', other.name, children.added, children.ended,
                         case when other.sealed_at is null then ' and more may come' else '' end
                     )
                     from penstock.job_groups as other
+                    cross join lateral penstock.count_children(other.id) as children
                     where other.id = open.first and other.finished_at is null
                 ),
                 (select format('%s of %s, which waits for others', other.id, other.name) from penstock.waiting_jobs as other where other.id = open.first),
                 (
-                    select format('%s of %s, which is %s', other.id, other.name, other.status)
+                    select format('%s of %s, which is %s', other.id, other.name, penstock.shown_status(other))
                     from penstock.queued_jobs as other where other.id = open.first
                 ),
                 format('%s, which has ended: it is released in a moment', open.first)
