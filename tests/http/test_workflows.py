@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -50,6 +51,22 @@ def test_a_group_is_cancelled(penstock: Client, echo: str, group: str) -> None:
     assert penstock.cancel_group(group).cancelled_at is not None
     assert until(lambda: (found := penstock.find(child.id)).status.finished and found, "its end").status == "cancelled"
     assert until(lambda: (found := penstock.find_group(group)).finished_at and found, "the end").status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("workflows", {"name": "import", "on_fialure": "continue"}),
+        ("workflow-runs/nightly/start", {"workflow": "nightly", "steps": [{"name": "a", "type": "b"}], "on_fialure": "cancel"}),
+        ("workflow-runs/nightly/retry", {"form_step": "a"}),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused(client: httpx.Client, echo: str, path: str, sent: Any) -> None:
+    run = {"workflow": "nightly", "steps": [{"name": "a", "type": echo}]}
+    assert client.post("/v1/workflow-runs/nightly/start", json=run).status_code == 201
+    answer = client.post(f"/v1/{path}", json=sent)
+    assert (answer.status_code, answer.json()["id"]) == (400, "invalid_parameter")
+    assert "Extra inputs are not permitted" in answer.json()["title"]
 
 
 def test_wrong_calls_say_what_is_wrong(penstock: Client, client: httpx.Client, group: str) -> None:

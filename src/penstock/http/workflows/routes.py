@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Depends, Path, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from penstock.core.records import example
 from penstock.errors import NotFound
 from penstock.http import bodies
-from penstock.http.models import Word
+from penstock.http.models import Model, Word
 from penstock.http.routing import ENQUEUE, READ, Instance, OpenDatabase, RawBody, User, body, router
 from penstock.postgres.database import Database
 from penstock.workflows import queries
@@ -24,7 +24,7 @@ Most = Annotated[int, Query(description="How many at most.", ge=1, le=1_000)]
 _EXAMPLE = {"name": "import-2026-01-11", "then": "report", "on_failure": "cancel"}
 
 
-class NewGroup(BaseModel):
+class NewGroup(Model):
     """A job group to be opened; to open it again is the same group."""
 
     model_config = example(_EXAMPLE)

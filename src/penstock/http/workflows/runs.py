@@ -7,14 +7,14 @@ from uuid import UUID
 
 import orjson
 from fastapi import Depends, Path, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from penstock.core.records import example
 from penstock.core.serialization import storable
 from penstock.errors import NotFound
 from penstock.http import bodies
 from penstock.http.errors import missing
-from penstock.http.models import Word
+from penstock.http.models import Model, Word
 from penstock.http.routing import ENQUEUE, READ, Instance, OpenDatabase, RawBody, User, body, router
 from penstock.workflows import queries
 from penstock.workflows.models import WorkflowRunRecord, WorkflowStepRecord
@@ -30,7 +30,7 @@ _EXAMPLE = {
 }
 
 
-class NewRun(BaseModel):
+class NewRun(Model):
     """A run of a workflow to be started; to start it again is the same run."""
 
     model_config = example(_EXAMPLE)
@@ -45,7 +45,7 @@ class NewRun(BaseModel):
     )
 
 
-class Retry(BaseModel):
+class Retry(Model):
     """What of a run is to be run again."""
 
     model_config = example({"from_step": "publish"})

@@ -142,7 +142,7 @@ begin
     if wrong is not null then
         raise exception 'invalid %: %', p_what, wrong
             using errcode = 'PS400',
-                  hint = initcap(p_what) || 's are objects with ' || array_to_string(p_known, ', ') || ', for example ' || p_example || '.';
+                  hint = 'It is an object with ' || array_to_string(p_known, ', ') || ', for example ' || p_example || '.';
     end if;
 end
 $$;
