@@ -17,11 +17,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from datetime import timedelta
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from penstock.core.serialization import plain_text
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import Fail, InvalidInput, KeyMissing, PenstockError, Retry, Snooze
 
 _LONGEST_MESSAGE = 2_000
 _NOT_RUN = {CoroutineType: "a coroutine", GeneratorType: "a generator", AsyncGeneratorType: "an async generator"}
@@ -77,6 +78,37 @@ def message_of(error: BaseException) -> str:
         return plain_text(str(error.message if isinstance(error, PenstockError) else error)[:_LONGEST_MESSAGE])
     except BaseException as failure:
         return f"(the exception's message cannot be read: {type(failure).__name__})"
+
+
+def verdict_of(error: BaseException) -> BaseException:
+    """The error that says what becomes of the work: this one, or of a group, as a task group raises it, the one that decides.
+
+    What is final decides before other errors. `Retry` and `Snooze` decide when nothing else went wrong, the longest of them.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves: list[BaseException] = []
+    groups: list[BaseExceptionGroup[BaseException]] = [error]
+    while groups:
+        for each in groups.pop().exceptions:
+            if isinstance(each, BaseExceptionGroup):
+                groups.append(each)
+            else:
+                leaves.append(each)
+    return max(leaves, key=_weight)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether a further attempt cannot help. Another worker may have a key that is missing here, or this one may get it."""
+    return isinstance(error, (Fail, InvalidInput)) and not isinstance(error, KeyMissing)
+
+
+def _weight(error: BaseException) -> tuple[int, timedelta]:
+    if isinstance(error, Snooze):
+        return 0, error.duration
+    if isinstance(error, Retry):
+        return 1, error.after or timedelta(0)
+    return 4 if isinstance(error, Fail) else 3 if is_final(error) else 2, timedelta(0)
 
 
 @contextmanager

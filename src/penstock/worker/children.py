@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.core.logs import hook_in
-from penstock.core.user_code import OddFailure, message_of
-from penstock.errors import Fail, InvalidInput
+from penstock.core.user_code import OddFailure, is_final, message_of, verdict_of
+from penstock.errors import Fail
 
 _LOOK_S = 0.2
 _STARTS = 3
@@ -267,4 +267,4 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     except Exception:
         whole = b""
     # Not every exception can be read again: its constructor may want other arguments than it passed on.
-    return pickle.dumps(((type(error).__name__, message_of(error), isinstance(error, (Fail, InvalidInput))), whole))
+    return pickle.dumps(((type(error).__name__, message_of(error), is_final(verdict_of(error))), whole))

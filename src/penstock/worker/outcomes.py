@@ -10,8 +10,8 @@ import orjson
 
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
-from penstock.core.user_code import message_of
-from penstock.errors import Fail, InvalidInput, KeyMissing, Retry, Snooze
+from penstock.core.user_code import is_final, message_of, verdict_of
+from penstock.errors import Retry, Snooze
 from penstock.jobs import claim_queries
 from penstock.jobs.models import Outcome, Settlement
 from penstock.jobs.steps import suspended_by
@@ -61,8 +61,9 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
             return _quarantined(running, error)
         if running.reason is not None:
             return stopped(running)
-        if isinstance(error, Snooze):
-            return _ended(running, Outcome.SNOOZED, delay=error.duration)
+        verdict = verdict_of(error)
+        if isinstance(verdict, Snooze):
+            return _ended(running, Outcome.SNOOZED, delay=verdict.duration)
         if (step := suspended_by(error)) is not None:
             return _ended(running, Outcome.SUSPENDED, orjson.dumps({"step": step}).decode())
         # Without a reason, the handler cancelled itself.
@@ -112,10 +113,9 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         "message": message,
         "traceback": plain_text(trace),
     }
-    # Another worker may have the key, or this one may get it.
-    final = isinstance(error, (Fail, InvalidInput)) and not isinstance(error, KeyMissing)
-    outcome = Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED
-    delay = error.after if isinstance(error, Retry) else None
+    verdict = verdict_of(error)
+    outcome = Outcome.FAILED_FOR_GOOD if is_final(verdict) else Outcome.FAILED
+    delay = verdict.after if isinstance(verdict, Retry) else None
     return _ended(running, outcome, running.worked.sealed_error(running.claimed.id, detail), delay)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
 from penstock.core.tracing import valid_traceparent
-from penstock.core.user_code import check_ran, contained, in_thread
+from penstock.core.user_code import check_ran, contained, in_thread, verdict_of
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.jobs.options import Backoff
 from penstock.streams.codec import Encoding, Undecodable
@@ -325,10 +325,11 @@ class Dispatcher(Generic[T]):
             state.delivered, batch.committed = batch, True
             self._done(state)
             return
-        retried = not isinstance(error, Fail) and (policy.max_attempts is None or state.attempts < policy.max_attempts)
+        verdict = verdict_of(error)
+        retried = not isinstance(verdict, Fail) and (policy.max_attempts is None or state.attempts < policy.max_attempts)
         log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=shown, retried=retried)
         if retried:
-            after = error.after if isinstance(error, Retry) else None
+            after = verdict.after if isinstance(verdict, Retry) else None
             state.put_back(batch.events)
             await self._committer.record_failure(state, batch.first_offset, reason)
             await state.sleep(after.total_seconds() if after is not None else delay(policy.backoff, state.attempts))
