@@ -146,9 +146,10 @@ def of_operations(app: Penstock) -> None:
 
 def of_job_groups(app: Penstock, sync: SyncPenstock, ship: JobType[Any]) -> None:
     group = app.job_group("import").sync.open()
-    sent = ship.sync.options(group=group.id).enqueue_many([{"n": 1}, {"n": 2}])
+    sent = ship.sync.options(group=group).enqueue_many([{"n": 1}, {"n": 2}])
+    behind = ship.sync.options(after=group).enqueue({"n": 3})
     group.seal()
-    assert {sync.wait(receipt.id).status for receipt in sent} == {Status.SUCCEEDED}
+    assert {sync.wait(receipt.id).status for receipt in [*sent, behind]} == {Status.SUCCEEDED}
     assert sync.group_of(sent[0].id) is None  # it does not run any more
     until(lambda: sync.find_group("import").status == Status.SUCCEEDED, "the end of the group")
     assert (group.find().succeeded, [found.id for found in sync.job_groups()]) == (2, [group.id])

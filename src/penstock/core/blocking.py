@@ -53,10 +53,16 @@ class BackgroundLoop:
 
         Raises:
             DatabaseUnavailable: The call did not end in time.
-            InvalidInput: The connection is asynchronous.
+            InvalidInput: The connection is asynchronous, or this is the thread of the loop.
         """
         if connection is not None:
             return run_without_loop(call)
+        if self._is_here():
+            call.close()
+            raise InvalidInput(
+                "a blocking call was made by what another blocking call runs, for which it would wait for ever",
+                hint="Such as a function of key=, or a dependency: let it not use `sync`.",
+            )
         future = asyncio.run_coroutine_threadsafe(call, self._started())
         # The call itself checks that `wait` is a timedelta.
         longer = wait if isinstance(wait, timedelta) else timedelta(0)
@@ -75,6 +81,8 @@ class BackgroundLoop:
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a plain function on the loop's thread."""
+        if self._is_here():
+            return function()
 
         async def run() -> T:
             return function()
@@ -108,6 +116,10 @@ class BackgroundLoop:
             loop.call_soon_threadsafe(loop.stop)
             if self.thread is not None:
                 self.thread.join(_ENDS_WITHIN_S)
+
+    def _is_here(self) -> bool:
+        """Whether this code runs on the loop's thread, as what reads a blocking object in a call does."""
+        return self.loop is not None and threading.current_thread() is self.thread
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._process != os.getpid():
