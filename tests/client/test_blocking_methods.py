@@ -153,7 +153,7 @@ def of_job_groups(app: Penstock, sync: SyncPenstock, ship: JobType[Any]) -> None
     assert sync.group_of(sent[0].id) is None  # it does not run any more
     until(lambda: sync.find_group("import").status == Status.SUCCEEDED, "the end of the group")
     assert (group.find().succeeded, [found.id for found in sync.job_groups()]) == (2, [group.id])
-    with app.job_group("never").sync as stopped:
+    with app.job_group("never", parent=app.job_group("above").sync.open()).sync as stopped:
         stopped.cancel()
     assert sync.cancel_group(stopped.id).cancelled_at is not None
 

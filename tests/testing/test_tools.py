@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import asyncpg
@@ -93,12 +93,44 @@ async def test_what_stays_due_is_named(app: Penstock) -> None:
     await events.append(1)
 
     async def named() -> bool:
-        with pytest.raises(TimeoutError, match="still due .*1 events of events/g.*1 jobs") as still_due:
+        with pytest.raises(TimeoutError, match="still due .*1 events of events/g.*1 jobs of never") as still_due:
             await run_due(app, timeout=timedelta(seconds=2))
         # On a slow machine the consumer has not come to its event yet.
         return "(ValueError: the index is closed)" in str(still_due.value)
 
     await eventually(named, "the error of the consumer")
+
+
+async def test_what_is_no_job_type_does_not_run_as_a_job() -> None:
+    app = Penstock("postgresql://nowhere/x")
+
+    @app.cron("0 4 * * *")
+    async def report() -> None: ...
+
+    for wrong in (report, "report"):
+        with pytest.raises(InvalidInput, match="run_job takes a job type"):
+            await run_job(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_schedule_runs_at_its_next_time_and_not_at_one_that_it_missed(app: Penstock) -> None:
+    ran: list[str] = []
+
+    @app.timer(every=timedelta(hours=3))
+    async def report() -> None:
+        ran.append("report")
+
+    await app.declare()
+    await advance(app, timedelta(hours=5))
+    await run_due(app)
+    assert ran == []
+    [schedule] = await app.list_schedules()
+    assert schedule.next_at is not None
+    await advance(app, schedule.next_at - datetime.now(UTC))
+    await run_due(app)
+    assert ran == ["report"]
+    await app.run_schedule("report")
+    await run_due(app)
+    assert ran == ["report", "report"]
 
 
 async def test_a_handler_runs_with_all_that_is_around_it_and_without_a_database() -> None:

@@ -6,6 +6,11 @@ select
         where job.name = any($1) and (job.seq is not null or job.status = 'in-progress' or job.run_after <= now())
     ) as jobs,
     (
+        select string_agg(distinct job.name, ', ' order by job.name)
+        from penstock.queued_jobs as job
+        where job.name = any($1) and (job.seq is not null or job.status = 'in-progress' or job.run_after <= now())
+    ) as types,
+    (
         select count(*)
         from penstock.schedules as schedule
         where schedule.name = any($2) and (schedule.next_at <= now() or schedule.running_by is not null)

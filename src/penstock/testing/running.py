@@ -240,7 +240,9 @@ async def run_due(app: Penstock, *names: str, timeout: timedelta = timedelta(sec
             behind = [await _behind(consumer) for consumer in consumers]
             due = await database.fetchrow(statement, types, schedules)
             left = [each for each in behind if each] + [
-                f"{due[what]} {what}" for what in ("jobs", "schedules", "ticks") if due[what]
+                f"{due[what]} {what}" + (f" of {due['types']}" if what == "jobs" else "")
+                for what in ("jobs", "schedules", "ticks")
+                if due[what]
             ]
             quiet = 0 if left else quiet + 1
             if left and time.monotonic() > deadline:
@@ -349,8 +351,13 @@ async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwar
 
     Raises:
         Exception: What the handler raises, such as `Retry` or `Fail`.
-        InvalidInput: The arguments do not fit, or the type has no handler.
+        InvalidInput: The arguments do not fit, the type has no handler, or what is given is no job type.
     """
+    if not isinstance(type, (JobType, JobCall)):
+        raise InvalidInput(
+            f"run_job takes a job type, not {type!r:.100}",
+            hint="Call the function of a schedule, a consumer or a start-up task itself: await report(Tick(...)).",
+        )
     job_type = type if isinstance(type, JobType) else type.type
     worked = job_type.worked()
     if worked is None:

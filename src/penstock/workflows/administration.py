@@ -14,6 +14,7 @@ from penstock.core.serialization import dump_json
 from penstock.jobs import opening, type_queries
 from penstock.jobs import queries as jobs
 from penstock.jobs.declarations import JobDeclarations
+from penstock.jobs.models import GroupReference
 from penstock.jobs.queries import load_or_text
 from penstock.jobs.records import parse_id
 from penstock.jobs.steps import StepRecord
@@ -34,7 +35,7 @@ class WorkflowAdministration(JobDeclarations):
         then: Then | None = None,
         then_data: Any = None,
         on_failure: OnFailure = "cancel",
-        parent: JobGroup | UUID | None = None,
+        parent: GroupReference | None = None,
     ) -> JobGroup:
         """A job group: children of any number, which start at once, and a job that runs once when all of them have ended.
 

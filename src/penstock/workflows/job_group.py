@@ -9,6 +9,7 @@ from penstock.core.checks import check_choice, check_text
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs.job_type import JobType
+from penstock.jobs.models import GroupReference, group_id
 from penstock.postgres.context import Context
 from penstock.workflows import queries
 from penstock.workflows.models import JobGroupRecord, OnFailure
@@ -40,7 +41,7 @@ class JobGroup:
         then: Then | None,
         then_data: Any,
         on_failure: OnFailure,
-        parent: JobGroup | UUID | None,
+        parent: GroupReference | None,
     ) -> None:
         check_text("name of a job group", name)
         check_choice("on_failure", on_failure, ["cancel", "continue"])
@@ -80,7 +81,7 @@ class JobGroup:
             data = self._then.codec.dump({} if self._then_data is None else self._then_data)
         elif self._then is not None:
             data = Codec(Any, self._then).dump({} if self._then_data is None else self._then_data)
-        parent = self._parent.id if isinstance(self._parent, JobGroup) else self._parent
+        parent = None if self._parent is None else group_id(self._parent, "parent")
         self._id = await queries.open_group(
             await self._context.database(),
             self.name,
