@@ -22,6 +22,7 @@ import asyncpg
 from penstock import NewJob, Penstock, PenstockError, Settings
 from penstock.groups.assignors import slot_of
 from tests.chaos.budget import Budget
+from tests.chaos.draining import until_jobs_are_over
 from tests.chaos.proxy import Proxy
 from tests.chaos.queue_chaos import new_id, seeded, until_taken, was_taken
 from tests.chaos.seeking import end_if_cancelled, until_found
@@ -208,7 +209,7 @@ async def run_pools(
     *,
     prepare: Callable[[Penstock], Awaitable[None]] | None = None,
     sabotage: str = "",
-    drained_within: float = 120.0,
+    stands_s: float = 60.0,
     sought: str = "",
     long: bool = False,
 ) -> Result:
@@ -297,10 +298,7 @@ async def run_pools(
                     return all(c.ready + c.deferred + c.in_progress == 0 for c in await app.counts())
                 return False
 
-            with suppress(TimeoutError):
-                async with asyncio.timeout(drained_within):
-                    while not await drained():
-                        await asyncio.sleep(0.05)
+            await until_jobs_are_over(app, drained, stands_s)
             if not sabotage and prepare is None:
                 await eventually(lambda: present(app, fleet), "the return of all workers", timeout=60)
                 await eventually(lambda: all_stand(app, wanted), "the standing jobs", timeout=60)

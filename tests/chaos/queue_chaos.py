@@ -23,6 +23,7 @@ from penstock import EnqueueOutcome, NewJob, Penstock, PenstockError
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 from tests.chaos.budget import Budget
+from tests.chaos.draining import until_jobs_are_over
 from tests.chaos.late import held_snapshot, late_transaction
 from tests.chaos.seeking import end_if_cancelled, until_found
 from tests.checker.history import SLACK_S, Event, Gone, read, runs_of
@@ -310,7 +311,7 @@ async def run_queue(
     *,
     prepare: Callable[[Penstock], Awaitable[None]] | None = None,
     sabotage: str = "",
-    drained_within: float = 120.0,
+    stands_s: float = 60.0,
     sought: str = "",
     long: bool = False,
     held: bool = False,
@@ -322,7 +323,7 @@ async def run_queue(
         seconds: Seconds of enqueueing.
         prepare: Called with the migrated database before the workers start.
         sabotage: Name of the sabotage of the workers, see `broken_worker`.
-        drained_within: Seconds within which the queue must be empty; jobs that are left then count as stuck.
+        stands_s: Seconds in which no job ends, after which those that are left count as stuck.
         sought: A regular expression for a violation; the run ends as soon as one matches.
         long: Jobs, and the times for which workers are suspended, last until other workers have taken over their jobs.
         held: A transaction stays open from before the first job until after the last one; so the server does not crash.
@@ -377,10 +378,7 @@ async def run_queue(
             await asyncio.sleep(chance.uniform(0, 0.1))
         over.set()
         await asyncio.gather(*freezing, *late)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drained_within):
-                while not await _drained(app):
-                    await asyncio.sleep(0.05)
+        await until_jobs_are_over(app, lambda: _drained(app), stands_s)
         # A worker that has just started may not have installed its signal handlers yet.
         await eventually(lambda: _all_started(app, fleet), "the start of all workers", timeout=60)
         codes = fleet.stop()

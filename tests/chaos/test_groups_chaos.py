@@ -11,7 +11,6 @@ import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +21,7 @@ import pytest
 from penstock import Conflict, DatabaseUnavailable, Penstock
 from penstock.jobs.models import NewJob, make_id
 from penstock.postgres.embedded import EmbeddedServer
+from tests.chaos.draining import until_jobs_are_over
 from tests.chaos.restarted import Fleet
 from tests.checker.workflows import Archived, NestedGroup, Started, check_nested
 from tests.waiting import eventually
@@ -158,10 +158,7 @@ async def run(folder: Path, seconds: float) -> list[str]:
             except DatabaseUnavailable:
                 return False
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(120):
-                while not await over():
-                    await asyncio.sleep(0.05)
+        await until_jobs_are_over(app, over, 60)
         deaths = sum(fleet.deaths for fleet in fleets)
         for fleet in fleets:
             fleet.stop()

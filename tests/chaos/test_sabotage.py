@@ -37,7 +37,7 @@ def table(sabotages: dict[str, Sabotage]) -> list[object]:
 async def test_a_queue_without_a_guarantee_is_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
     async def run(folder: Path) -> Sequence[str]:
         result = await run_queue(
-            folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=10, sought=sabotage.expected,
+            folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, stands_s=10, sought=sabotage.expected,
             long=sabotage.long,
         )  # fmt: skip
         return result.violations
@@ -50,7 +50,7 @@ async def test_a_pool_without_a_guarantee_is_found_out(databases: TemporaryDatab
     async def run(folder: Path) -> Sequence[str]:
         with databases.database() as url:
             result = await run_pools(
-                url, folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=10,
+                url, folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, stands_s=10,
                 sought=sabotage.expected, long=sabotage.long,
             )  # fmt: skip
             return result.violations
@@ -62,7 +62,7 @@ async def test_a_pool_without_a_guarantee_is_found_out(databases: TemporaryDatab
 async def test_a_stream_without_a_guarantee_is_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
     async def run(folder: Path) -> Sequence[str]:
         result = await run_streams(
-            folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, caught_up_within=10, sought=sabotage.expected,
+            folder, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, stands_s=10, sought=sabotage.expected,
             long=sabotage.long,
         )  # fmt: skip
         return result.violations

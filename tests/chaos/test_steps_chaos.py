@@ -22,6 +22,7 @@ import pytest
 
 from penstock import Conflict, DatabaseUnavailable, Penstock
 from penstock.jobs.models import NewJob, make_id
+from tests.chaos.draining import until_jobs_are_over
 from tests.chaos.sabotage import Edit, Sabotage
 from tests.chaos.seeking import found_out
 from tests.chaos.workflow_site import working_site
@@ -182,7 +183,7 @@ async def left(app: Penstock) -> list[str] | None:
         return None
 
 
-async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
+async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, stands_s: float = 60) -> list[str]:
     """Run orders through the faults, and check them at the end."""
     async with working_site(folder, "steps_app", "order", "keyed", "part", sabotage=sabotage, sql=AUDIT) as site:
         app, chance = site.app, site.chance
@@ -197,15 +198,18 @@ async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, dr
                 await asyncio.sleep(chance.uniform(0, 0.06))
             await orders.all_sent()
         number = 0
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drained_within):
-                while (open := await left(app)) != []:
-                    number += 1
-                    # A signal whose answer was lost may not have come.
-                    for what in open or ():
-                        if what.startswith("job ") and UUID(what.split()[1]) in orders.ids:
-                            await orders.signal(UUID(what.split()[1]), f"sweep {number}")
-                    await asyncio.sleep(0.2)
+
+        async def over() -> bool:
+            nonlocal number
+            number += 1
+            open = await left(app)
+            # A signal whose answer was lost may not have come.
+            for what in open or ():
+                if what.startswith("job ") and UUID(what.split()[1]) in orders.ids:
+                    await orders.signal(UUID(what.split()[1]), f"sweep {number}")
+            return open == []
+
+        await until_jobs_are_over(app, over, stands_s)
         assert sabotage is not None or site.fleet.deaths > 0, "no worker was killed"
         site.fleet.stop()
         database = await app.database()
@@ -240,4 +244,4 @@ async def test_steps_are_done_once_and_waits_end_through_a_minute_of_kills(tmp_p
 @pytest.mark.soak
 @pytest.mark.parametrize("sabotage", TAKEN_OUT.values(), ids=TAKEN_OUT)
 async def test_steps_without_a_guarantee_are_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
-    await found_out(sabotage.expected, tmp_path, lambda folder: run(folder, 8, sabotage, drained_within=8))
+    await found_out(sabotage.expected, tmp_path, lambda folder: run(folder, 8, sabotage, stands_s=8))

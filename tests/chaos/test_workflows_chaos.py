@@ -26,6 +26,7 @@ import pytest
 from penstock import DatabaseUnavailable, Penstock
 from penstock.jobs.models import NewJob, make_id
 from tests.chaos import workflow_occasions as occasions
+from tests.chaos.draining import until_jobs_are_over
 from tests.chaos.sabotage import Edit, Sabotage
 from tests.chaos.seeking import found_out
 from tests.chaos.workflow_site import working_site
@@ -243,7 +244,7 @@ async def fill_groups(app: Penstock, url: str, chance: random.Random, until: flo
     return children
 
 
-async def run_groups(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
+async def run_groups(folder: Path, seconds: float, sabotage: Sabotage | None = None, stands_s: float = 60) -> list[str]:
     """Run job groups while workers kill themselves, and check them at the end."""
     async with working_site(folder, "workflow_app", "plain", "keyed", only=True, sabotage=sabotage) as site:
         app = site.app
@@ -253,10 +254,7 @@ async def run_groups(folder: Path, seconds: float, sabotage: Sabotage | None = N
         async def over() -> bool:
             return not await app.job_groups(open=True, limit=1) and await drained(app)
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drained_within):
-                while not await over():
-                    await asyncio.sleep(0.05)
+        await until_jobs_are_over(app, over, stands_s)
         site.fleet.stop()
         groups = [
             Group(g.name, tuple(children[g.id]), str(g.then_job), g.finished_at is not None, g.added, g.ended)
@@ -350,7 +348,7 @@ async def start_runs(
     return runs
 
 
-async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
+async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = None, stands_s: float = 60) -> list[str]:
     """Run graphs while workers kill themselves and PostgreSQL is killed, and check them at the end."""
     async with working_site(folder, "workflow_app", "plain", "keyed", only=True, sabotage=sabotage) as site:
         app, chance = site.app, site.chance
@@ -363,13 +361,10 @@ async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = N
         async def over() -> bool:
             return not await app.workflow_runs(open=True, limit=1) and await drained(app)
 
-        with suppress(TimeoutError, DatabaseUnavailable):
-            async with asyncio.timeout(drained_within):
-                while not await over():
-                    await asyncio.sleep(0.05)
-                await retries.some(20)
-                while not await over():
-                    await asyncio.sleep(0.05)
+        with suppress(DatabaseUnavailable):
+            await until_jobs_are_over(app, over, stands_s)
+            await retries.some(20)
+            await until_jobs_are_over(app, over, stands_s)
         assert sabotage is not None or any(retry.from_step for retry in retries.done), "no run was retried from a step on"
         site.fleet.stop()
         rows = await (await app.database()).fetch(
@@ -399,7 +394,7 @@ async def archive_of(app: Penstock) -> list[Archived]:
     return [Archived(str(row["id"]), *tuple(row)[1:]) for row in rows]
 
 
-async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, drained_within: float = 120) -> list[str]:
+async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, stands_s: float = 60) -> list[str]:
     """Run workflows through the faults, and check them at the end."""
     async with working_site(folder, "workflow_app", "plain", "keyed", only=True, sabotage=sabotage) as site:
         app, chance = site.app, site.chance
@@ -414,10 +409,7 @@ async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, dr
                     crash_at = float("inf")
                 # A pause of the load: there is nothing to wait for.
                 await asyncio.sleep(chance.uniform(0, 0.02))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(drained_within):
-                while not await drained(app):
-                    await asyncio.sleep(0.05)
+        await until_jobs_are_over(app, lambda: drained(app), stands_s)
         assert sabotage is not None or site.fleet.deaths > 0, "no worker was killed"
         site.fleet.stop()
         database = await app.database()
@@ -440,7 +432,7 @@ async def test_waiting_jobs_end_as_they_are_to_through_a_minute_of_kills(tmp_pat
 @pytest.mark.soak
 @pytest.mark.parametrize("sabotage", TAKEN_OUT.values(), ids=TAKEN_OUT)
 async def test_workflows_without_a_guarantee_are_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
-    await found_out(sabotage.expected, tmp_path, lambda folder: run(folder, 2, sabotage, drained_within=8))
+    await found_out(sabotage.expected, tmp_path, lambda folder: run(folder, 2, sabotage, stands_s=8))
 
 
 async def test_job_groups_end_once_through_kills(tmp_path: Path) -> None:
@@ -450,7 +442,7 @@ async def test_job_groups_end_once_through_kills(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("sabotage", OF_GROUPS.values(), ids=OF_GROUPS)
 async def test_job_groups_without_a_guarantee_are_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
-    await found_out(sabotage.expected, tmp_path, lambda folder: run_groups(folder, 2, sabotage, drained_within=8))
+    await found_out(sabotage.expected, tmp_path, lambda folder: run_groups(folder, 2, sabotage, stands_s=8))
 
 
 async def test_runs_of_graphs_end_once_through_kills(tmp_path: Path) -> None:
@@ -460,4 +452,4 @@ async def test_runs_of_graphs_end_once_through_kills(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("sabotage", OF_GRAPHS.values(), ids=OF_GRAPHS)
 async def test_graphs_without_a_guarantee_are_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
-    await found_out(sabotage.expected, tmp_path, lambda folder: run_graphs(folder, 2, sabotage, drained_within=8))
+    await found_out(sabotage.expected, tmp_path, lambda folder: run_graphs(folder, 2, sabotage, stands_s=8))
