@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import pytest
 
 from penstock import Job, JobFilter, Penstock
 from penstock.testing import advance, run_due_jobs, running_worker
+from tests.command_line import penstock
 from tests.waiting import eventually
 from tests.workflows.statuses import status
 
@@ -88,6 +90,25 @@ async def test_why_says_what_the_job_that_holds_a_key_waits_for(app: Penstock, s
     assert why.reason == "key-suspended"
     assert why.message == f"Its key is held by a job whose handler {said}."
     assert (why.until is not None) == (step == "sleep")
+
+
+async def test_a_job_that_no_time_lets_go_on_shows_none(app: Penstock, url: str) -> None:
+    @app.job("order")
+    async def order(job: Job[str]) -> None:
+        await job.wait_for("approved", timeout=DAY if job.data == "timed" else None)
+
+    waits, timed = await app.enqueue("order", "waits"), await app.enqueue("order", "timed")
+    await run_due_jobs(app)
+    assert (await app.find(timed.id)).not_before == (await app.steps(timed.id))[0].due
+    for _ in range(2):
+        assert (await app.find(waits.id)).not_before is None
+        for command in (["jobs", "show", str(waits.id)], ["jobs", "list"]):
+            shown = await asyncio.to_thread(penstock, url, *command)
+            assert shown.returncode == 0
+            assert str(waits.id) in shown.stdout
+            assert "9998" not in shown.stdout
+        # The archive has the time as it was.
+        await app.cancel(waits.id)
 
 
 async def test_why_says_that_the_job_for_which_another_one_waits_is_suspended(app: Penstock) -> None:

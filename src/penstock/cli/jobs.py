@@ -63,7 +63,7 @@ def list_jobs(
     rows = []
     for job in found:
         error = job.errors[-1].get("message") if job.errors else None
-        at = job.finished_at or job.started_at or job.run_after
+        at = job.finished_at or job.started_at or job.not_before
         rows.append(
             (
                 job.id,
@@ -99,7 +99,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
         ("priority", job.priority), ("attempt", f"{job.attempt} of {job.max_attempts}"), ("time limit", job.time_limit),
         ("snoozed", f"{job.snoozes} times" if job.snoozes else None),
         ("after", ", ".join(map(str, job.after)) or None), ("when", job.when if job.after else None), ("workflow", job.workflow),
-        ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
+        ("enqueued", job.created_at), ("run after", job.not_before), ("expires", job.expires_at), ("started", job.started_at),
         ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
         ("replayed by", ", ".join(str(replay) for replay in job.replayed_by) or None),
         ("data", json.dumps(job.data, separators=(",", ":"), ensure_ascii=False)), ("progress", job.progress),

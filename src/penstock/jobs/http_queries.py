@@ -13,7 +13,7 @@ from penstock.core.serialization import dump_json, load_json
 from penstock.core.signatures import signed_in_slices
 from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.queries import JobColumns, enqueue_arguments
-from penstock.jobs.records import JobTypeRecord, Status
+from penstock.jobs.records import JobTypeRecord, Status, reached
 from penstock.jobs.type_queries import job_type_of
 from penstock.postgres.database import Database, in_parts
 
@@ -109,6 +109,11 @@ class StoredJob:
     when: str
     workflow: UUID | None
     updated_at: datetime
+
+    @property
+    def not_before(self) -> datetime | None:
+        """See `JobRecord.not_before`."""
+        return reached(self.run_after)
 
     @property
     def attempts_left(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 from uuid import UUID
 
@@ -39,6 +39,14 @@ JobId = Annotated[
 """The id of a job: a UUID, in JSON with its prefix."""
 
 
+_NO_TIME = datetime(9998, 1, 1, tzinfo=UTC)
+
+
+def reached(run_after: datetime) -> datetime | None:
+    """The time at which a job may start; None when it is one that stands for none, as of a job that waits for a signal."""
+    return run_after if run_after < _NO_TIME else None
+
+
 LONGEST_LINE = 1_000
 
 
@@ -69,7 +77,7 @@ class Status(enum.StrEnum):
     """Status of a job; the last four are terminal.
 
     Attributes:
-        WAITING: It waits for other jobs, after which it is to run.
+        WAITING: It waits for other jobs, after which it is to run, or is suspended in one of its steps.
         QUEUED: It waits, for a worker or for its time.
         IN_PROGRESS: It belongs to a worker.
         SUCCEEDED: Its handler returned.
@@ -108,7 +116,7 @@ class JobRecord:
         unique: Coalescing key, or None.
         data: Payload.
         created_at: Time of the enqueue.
-        run_after: Earliest start.
+        run_after: Earliest start; of a job that no time lets start one in the years 9998 and 9999, see `not_before`.
         expires_at: Time at which it expires unless it has started, or None.
         started_at: Start of its latest attempt, or None.
         finished_at: Time of its end, or None.
@@ -161,6 +169,11 @@ class JobRecord:
     after: tuple[JobId, ...] = ()
     when: str = "succeeded"
     workflow: UUID | None = None
+
+    @property
+    def not_before(self) -> datetime | None:
+        """Earliest start; None: no time lets it start, but a signal, the end of its children, or a worker that runs it alone."""
+        return reached(self.run_after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,8 +166,8 @@ async def signal(view: View) -> Done:
 def timeline(view: View, job: StoredJob) -> list[Step]:
     """The steps of a job, oldest first."""
     steps = [Step("enqueued", "Enqueued", job.created_at)]
-    if job.run_after > job.created_at and not job.errors:
-        steps.append(Step("deferred", "Not before", job.run_after))
+    if job.not_before is not None and job.not_before > job.created_at and not job.errors:
+        steps.append(Step("deferred", "Not before", job.not_before))
     for error in _list(job.errors):
         began, ended = _moment(error.get("started_at")), _moment(error.get("failed_at"))
         # An error that was reported over HTTP has the fields that its worker gave.
@@ -184,7 +184,7 @@ def timeline(view: View, job: StoredJob) -> list[Step]:
     if str(job.status) == "in-progress":
         steps.append(Step("in-progress", f"Attempt {job.attempt} runs", job.started_at, None, job.worker))
     elif job.finished_at is None:
-        steps.append(Step("queued", f"Attempt {job.attempt} waits", job.run_after if job.errors else None))
+        steps.append(Step("queued", f"Attempt {job.attempt} waits", job.not_before if job.errors else None))
     elif str(job.status) == "succeeded":
         took = None if job.started_at is None else (job.finished_at - job.started_at).total_seconds()
         steps.append(Step("succeeded", f"Attempt {job.attempt} succeeded", job.started_at, took, job.worker))
