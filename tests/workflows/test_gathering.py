@@ -40,6 +40,28 @@ async def test_the_children_of_a_job_are_found_again_and_their_results_are_kept(
     assert (group.status, group.added) == ("succeeded", 3)
 
 
+@pytest.mark.parametrize("runs", [[0, 3], [3, 0], [2, 3]])
+async def test_a_further_run_with_another_number_of_children_is_refused(app: Penstock, runs: list[int]) -> None:
+    resized: list[int] = []
+
+    @app.job("resize", keep_result=True)
+    async def resize(job: Job[int]) -> None:
+        resized.append(job.data)
+
+    @app.job("order", backoff=AT_ONCE, max_attempts=2)
+    async def order(job: Job[Any]) -> None:
+        await job.gather("resize", [resize.child(image) for image in range(runs[job.attempt - 1])])
+        raise Retry("after the children")
+
+    receipt = await order.enqueue({})
+    await run_due_jobs(app)
+    job = await app.find(receipt.id)
+    assert [error["type"] for error in job.errors] == ["Retry", "Conflict"]
+    # What the first run was given is its result, also when it is nothing.
+    assert len(resized) == runs[0]
+    assert [step.state for step in await app.steps(receipt.id)] == ["done"]
+
+
 async def test_a_child_that_fails_fails_the_step_and_all_children_have_ended(app: Penstock) -> None:
     ended: list[int] = []
 

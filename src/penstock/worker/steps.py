@@ -198,9 +198,10 @@ class Steps:
     async def gather(self, name: str, children: Sequence[ChildJob]) -> list[Any]:
         """See `StepControl`."""
         children = _checked(name, children)
-        self._use(name)
         if not children:
-            return []
+            # Kept as the result of any step: a further run that has children all the same is refused.
+            return list(await self.do(name, list, (), {}, None))
+        self._use(name)
         answer = await self._wait("gather", name, None)
         if answer.state == "new":
             assert answer.group is not None  # noqa: S101
