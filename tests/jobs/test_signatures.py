@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
 
+import fastapi
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from penstock import Depends, InvalidInput, Job, NewJob, Penstock, Retry, current_job, inject
+from penstock import Depends, Event, InvalidInput, Job, NewJob, Penstock, Retry, Tick, current_job, inject
 from penstock.testing import run_due_jobs
 
 
@@ -224,6 +225,28 @@ async def test_a_clean_up_that_fails_fails_the_job(app: Penstock) -> None:
     assert sorted(record.errors[-1]["type"] for record in records) == ["KeyError", "RuntimeError"]
 
 
+class Account(BaseModel):
+    """Hidden by a class of the same name, in the test below."""
+
+
+async def test_a_local_name_hides_that_of_the_module_in_annotations(app: Penstock) -> None:
+    seen: list[Any] = []
+
+    class Account(BaseModel):
+        id: int
+
+    def make_session() -> str:
+        return "local"
+
+    @app.job
+    async def bill(job: Job[Account], session: Annotated[str, Depends(make_session)]) -> None:
+        seen.append((job.data, session))
+
+    await bill.enqueue(Account(id=1))
+    await run_due_jobs(app)
+    assert seen == [(Account(id=1), "local")]
+
+
 async def test_a_dependency_is_overridden_in_a_test(app: Penstock) -> None:
     seen: list[str] = []
 
@@ -287,6 +310,70 @@ def test_wrong_handlers_are_refused_with_a_reason() -> None:
         app.job("x", retries=3)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="backoff of x must be a Backoff"):
         app.job("x", backoff=timedelta(seconds=3))(variadic)  # type: ignore[arg-type]
+
+
+def make_session() -> str:
+    return "session"
+
+
+def as_a_default(job: Job[int], session: Any = Depends(make_session)) -> None: ...
+
+
+def beside_fields(path: str, session: str = Depends(make_session)) -> None: ...  # type: ignore[assignment]
+
+
+def of_fastapi(job: Job[int], session: Any = fastapi.Depends(make_session)) -> None: ...
+
+
+def annotated_for_fastapi(path: str, session: Annotated[str, fastapi.Depends(make_session)]) -> None: ...
+
+
+def field_as_a_default(width: int = Field(default=3, gt=2)) -> None: ...
+
+
+def nested(job: Job[int], user: Annotated[str, Depends(as_a_default)]) -> None: ...
+
+
+def of_a_tick(tick: Tick, session: Any = Depends(make_session)) -> None: ...
+
+
+def of_an_event(event: Event[int], session: Any = Depends(make_session)) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "handler", "reason"),
+    [
+        (Penstock().job, as_a_default, r"session of as_a_default has Depends\(...\) as its default"),
+        (Penstock().job, beside_fields, r"Depends\(...\) as its default"),
+        (Penstock().job, of_fastapi, r"Depends\(...\) as its default"),
+        (Penstock().job, annotated_for_fastapi, "from penstock import Depends"),
+        (Penstock().job, field_as_a_default, r"FieldInfo\(...\) as its default"),
+        (Penstock().job, nested, "session of as_a_default"),
+        (Penstock().pool("p").job, as_a_default, r"Depends\(...\) as its default"),
+        (Penstock().topic("t").subscriber("s"), beside_fields, r"Depends\(...\) as its default"),
+        (Penstock().cron("* * * * *"), of_a_tick, r"Depends\(...\) as its default"),
+        (Penstock().stream("s").consumer(group="g"), of_an_event, r"Depends\(...\) as its default"),
+    ],
+)
+def test_what_fastapi_takes_as_a_default_is_refused(declare: Any, handler: Any, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        declare(handler)
+
+
+async def test_a_handler_that_is_called_by_itself_too_takes_its_job_or_none(app: Penstock) -> None:
+    seen: list[Any] = []
+
+    def now(job: Job | None = None) -> str:
+        return "by itself" if job is None else job.name
+
+    @app.job
+    async def resize(path: str, at: Annotated[str, Depends(now)], job: Job[Any] | None = None) -> None:
+        seen.append((path, at, job and job.name))
+
+    await resize("a.png", now())
+    await app.enqueue(resize, {"path": "b.png"})
+    await run_due_jobs(app)
+    assert seen == [("a.png", "by itself", None), ("b.png", "resize", "resize")]
 
 
 async def test_middleware_is_called_around_each_kind_of_handler(app: Penstock) -> None:

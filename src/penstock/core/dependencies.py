@@ -14,7 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, update_wrapper, wraps
+from types import UnionType
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+
+from pydantic.fields import FieldInfo
 
 from penstock.core.user_code import code_of, is_async
 from penstock.errors import InvalidInput
@@ -23,6 +26,7 @@ P = ParamSpec("P")
 D = TypeVar("D")
 R = TypeVar("R")
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
+_WRITTEN = {"Depends": "Depends(...)", "Security": "Depends(...)"}
 _NOT_FILLED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -127,11 +131,23 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function. Raises `InvalidInput` for an object that is not callable or has none."""
+    """The signature of a function.
+
+    Raises:
+        InvalidInput: The object is not callable or has none, or a default only describes what it stands for, as in FastAPI.
+    """
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{function!r:.100} is not a function that can be called: {error}") from None
+    for name, parameter in signature.parameters.items():
+        default = parameter.default
+        if isinstance(default, (Depends, FieldInfo)) or _is_of_fastapi(default):
+            raise InvalidInput(
+                f"the parameter {name} of {name_of(function)} has {type(default).__name__}(...) as its default",
+                hint=f"Write it in the annotation: {name}: Annotated[..., {_WRITTEN.get(type(default).__name__, 'Field(...)')}]",
+            )
+    return signature
 
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -146,7 +162,8 @@ def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
     elif not inspect.isroutine(function):
         target = getattr(function, "__wrapped__", None) or type(function).__call__
     try:
-        return typing.get_type_hints(target, include_extras=True)
+        # What is local where the function is defined hides what its module has, as in the function itself.
+        return typing.get_type_hints(target, localns=_locals_around(target), include_extras=True)
     except NameError:
         pass
     try:
@@ -157,6 +174,17 @@ def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
             f"cannot resolve the annotations of {name_of(function)}: {error}",
             hint="Define the types of a handler before it, and import them at run time, not under TYPE_CHECKING.",
         ) from None
+
+
+def _locals_around(function: Any) -> dict[str, Any] | None:
+    """The local names of the call in which a function was defined and is being declared; None: there are none."""
+    around, _, _ = getattr(function, "__qualname__", "").rpartition(".<locals>.")
+    frame = inspect.currentframe() if around else None
+    while frame is not None:
+        if frame.f_code.co_qualname == around and frame.f_globals is getattr(function, "__globals__", None):
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return None
 
 
 def _locals_of_caller() -> dict[str, Any]:
@@ -173,15 +201,32 @@ def depends_of(annotation: Any) -> Depends | None:
         for extra in annotation.__metadata__:
             if isinstance(extra, Depends):
                 return extra
+            if _is_of_fastapi(extra):
+                raise InvalidInput("Depends of FastAPI says nothing to Penstock", hint="from penstock import Depends")
             if extra is Depends:
                 raise InvalidInput("Depends needs the function that makes the value", hint="Depends(get_session)")
     return None
 
 
-def given_of(annotation: Any, givens: tuple[type, ...]) -> Given | None:
-    """What of the work itself an annotation names, such as `Job`; None when it names none of `givens`."""
+def _is_of_fastapi(marker: object) -> bool:
+    """Whether this is a dependency of FastAPI, which is not imported for the question."""
+    kind = type(marker)
+    return kind.__name__ in {"Depends", "Security"} and kind.__module__.partition(".")[0] == "fastapi"
+
+
+def bare(annotation: Any) -> Any:
+    """An annotation without the metadata of `Annotated`, and without None, which it has for calls of the function by itself."""
     if typing.get_origin(annotation) is Annotated:
-        annotation = annotation.__origin__
+        return bare(annotation.__origin__)
+    if typing.get_origin(annotation) in (UnionType, typing.Union):
+        others = [each for each in typing.get_args(annotation) if each is not type(None)]
+        return bare(others[0]) if len(others) == 1 else annotation
+    return annotation
+
+
+def given_of(annotation: Any, givens: tuple[type, ...]) -> Given | None:
+    """What of the work itself an annotation names, such as `Job` or `Job | None`; None when it names none of `givens`."""
+    annotation = bare(annotation)
     origin = typing.get_origin(annotation) or annotation
     return Given(origin) if inspect.isclass(origin) and origin in givens else None
 

@@ -23,6 +23,7 @@ from penstock.core.dependencies import (
     Given,
     Plan,
     annotations_of,
+    bare,
     check_dependencies,
     depends_of,
     given_of,
@@ -156,9 +157,7 @@ def signature_of_handler(handler: Callable[..., Any], *, blocking: bool = False)
 
 def _data_of(annotation: Any) -> Any:
     """The T of `Job[T]`; None for `Job` and `Job[Any]`."""
-    if typing.get_origin(annotation) is Annotated:
-        annotation = annotation.__origin__
-    (data,) = typing.get_args(annotation) or (None,)
+    (data,) = typing.get_args(bare(annotation)) or (None,)
     return None if data is Any else data
 
 
