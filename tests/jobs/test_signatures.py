@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -284,15 +285,18 @@ async def test_the_current_job_is_known_everywhere(app: Penstock) -> None:
     assert sorted(seen) == [("in-a-thread", 1), ("on-the-loop", 1)]
 
 
+async def needs_loop() -> int:
+    return 1
+
+
+def in_process(path: str, one: Annotated[int, Depends(needs_loop)]) -> None: ...
+
+
 def test_wrong_handlers_are_refused_with_a_reason() -> None:
     app = Penstock("postgresql://nowhere/x")
 
-    async def needs_loop() -> int:
-        return 1
-
     async def typed_and_more(job: Job[Shipment], path: str) -> None: ...
     async def variadic(*paths: str) -> None: ...
-    def in_process(path: str, one: Annotated[int, Depends(needs_loop)]) -> None: ...
     def circle(it: Annotated[Any, Depends(lambda it: it)]) -> None: ...
     def two_jobs(a: Job[Any], b: Job[Any]) -> None: ...
 
@@ -374,6 +378,26 @@ async def test_a_handler_that_is_called_by_itself_too_takes_its_job_or_none(app:
     await app.enqueue(resize, {"path": "b.png"})
     await run_due_jobs(app)
     assert seen == [("a.png", "by itself", None), ("b.png", "resize", "resize")]
+
+
+class Handlers:
+    """Whose methods a process cannot find, apart from static ones."""
+
+    def method(self, path: str) -> None: ...
+
+    @staticmethod
+    def static(path: str) -> None: ...
+
+
+def test_a_process_imports_its_handler() -> None:
+    app = Penstock()
+
+    def local(path: str) -> None: ...
+
+    for wrong in (local, lambda: None, Handlers().method, functools.partial(in_process, "a.png")):
+        with pytest.raises(InvalidInput, match="cannot run in a process, which imports it by its name"):
+            app.job("x", executor="process")(wrong)
+    assert app.job("static", executor="process")(Handlers.static).kind == "process"
 
 
 async def test_middleware_is_called_around_each_kind_of_handler(app: Penstock) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MethodType
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, overload
 from uuid import UUID
 
@@ -302,7 +304,8 @@ def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
     """Where a function that handles jobs runs: on the loop, in a thread or in a process.
 
     Raises:
-        InvalidInput: The handler yields, or an async one, which runs on the loop, is declared for another executor.
+        InvalidInput: The handler yields, a process cannot import it, or an async one, which runs on the loop, is declared for
+            another executor.
     """
     check_choice("executor", executor, get_args(Executor))
     function, _ = unwrapped(handler)
@@ -314,4 +317,18 @@ def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
                 hint="Make it a plain def, or leave executor out.",
             )
         return "async"
-    return "process" if executor == "process" else "thread"
+    if executor == "process":
+        _check_importable(function)
+        return "process"
+    return "thread"
+
+
+def _check_importable(function: Callable[..., Any]) -> None:
+    """Refuse a handler that a process cannot import by its name. Raises `InvalidInput`."""
+    name = getattr(function, "__qualname__", None)
+    bound = isinstance(function, MethodType) and not inspect.isclass(function.__self__)
+    if name is None or "<" in name or bound:
+        raise InvalidInput(
+            f"{name_of(function)} cannot run in a process, which imports it by its name",
+            hint='Define it in a module, outside of functions and objects, or leave executor="process" out.',
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.core.dependencies import Solver
 from penstock.core.serialization import Codec
-from penstock.core.user_code import message_of
+from penstock.core.user_code import check_ran, message_of
 from penstock.jobs.handler import Job, set_current_job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import ClaimedJob
@@ -46,7 +46,9 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
     tracing = found.context.tracing if isinstance(found, JobType) else None
     try:
         with nullcontext() if tracing is None else tracing.within(claimed.traceparent):
-            return Solver({Job: job}, {}).call_blocking(signature.plan, lambda dependencies: handler(job, **dependencies))
+            result = Solver({Job: job}, {}).call_blocking(signature.plan, lambda dependencies: handler(job, **dependencies))
+        check_ran(result, claimed.name)
+        return result
     except StopIteration as error:
         # A future cannot carry StopIteration.
         raise RuntimeError(f"the handler raised {error!r}") from error
