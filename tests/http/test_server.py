@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 from penstock.testing import TemporaryDatabases
+from tests.chaos.proxy import Proxy
 from tests.http.http_calls import claim, put, until_waiting
 from tests.http.http_server import TOKEN, Served, free_port, served_until_killed, serving
 from tests.waiting import eventually
@@ -209,6 +210,35 @@ async def test_without_a_database_the_answer_is_503(databases: TemporaryDatabase
             await eventually(lambda: client.get("/readyz").status_code == 200, "readiness")
         finally:
             await sql.close()
+
+
+async def test_probes_and_scrapes_are_answered_while_the_database_hangs(url: str) -> None:
+    """Connections stay open, and nothing comes back: no call ends, and neither does its cancellation."""
+    stack = ExitStack()
+    async with Proxy(url) as proxy:
+        # The proxy needs the loop while the server starts, and while it stops.
+        served = await asyncio.to_thread(stack.enter_context, serving(proxy.url, PENSTOCK_COMMAND_TIMEOUT="3600"))
+        try:
+            client = stack.enter_context(served.client())
+            client.timeout = httpx.Timeout(120)
+
+            async def get(path: str) -> httpx.Response:
+                return await asyncio.to_thread(client.get, path)
+
+            assert (await get("/readyz")).status_code == 200
+            assert "penstock_database_up 1.0" in (await get("/metrics")).text
+            proxy.cut()
+            ready, alive, shown = await asyncio.gather(get("/readyz"), get("/healthz"), get("/metrics"))
+            assert (ready.status_code, alive.status_code, shown.status_code) == (503, 200, 200)
+            assert "penstock_database_up 0.0" in shown.text
+            proxy.mend()
+
+            async def back() -> bool:
+                return (await get("/readyz")).status_code == 200
+
+            await eventually(back, "readiness", timeout=60)
+        finally:
+            await asyncio.to_thread(stack.close)
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -29,9 +29,11 @@ from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.records import JobCounts
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.postgres.database import Database
+from penstock.settings import Settings
 from penstock.worker import exposition
 from penstock.worker.endpoint import Endpoint, parse_address
 from penstock.worker.exposition import Exposition, Report, merged, report_of
+from tests.chaos.proxy import Proxy
 from tests.measured_worker import measured_worker, value_of
 from tests.waiting import eventually
 from tests.workers import Workers
@@ -184,6 +186,30 @@ async def test_a_worker_without_a_database_is_live_and_not_ready(app: Penstock) 
     await without.close()
     of_database = Exposition(await app.database(), lambda: [stalled])
     assert (await of_database.live()).status == 503
+
+
+async def test_probes_and_scrapes_are_answered_while_the_database_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections stay open, and nothing comes back: no call ends, and neither does its cancellation."""
+    monkeypatch.setattr(exposition, "ANSWER_S", 1.0)
+    monkeypatch.setattr(exposition, "GAUGES_S", 1.0)
+    settings = Settings(command_timeout=timedelta(hours=1), pool_size=1)
+    async with Proxy(url) as proxy:
+        shown = Exposition(Database(proxy.url, settings), lambda: [Report(idle_s=1_000, running=True)])
+        assert (await shown.live()).status == 503
+        assert (await shown.ready()).status == 200
+        proxy.cut()
+        async with asyncio.timeout(120):
+            answers = await asyncio.gather(shown.metrics(), shown.live(), shown.ready(), shown.metrics())
+            assert [answer.status for answer in answers] == [200, 200, 503, 200]
+            assert b"penstock_database_up 0.0" in answers[0].body
+            assert (await shown.live()).status == 200
+        proxy.mend()
+
+        async def ready() -> bool:
+            return (await shown.ready()).status == 200
+
+        await eventually(ready, "readiness", timeout=60)
+        await shown.close()
 
 
 async def test_readiness_waits_for_all_processes_and_ends_with_the_stop(app: Penstock) -> None:

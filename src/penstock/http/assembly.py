@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.app import Penstock
 from penstock.core import tally as tallies
 from penstock.core.meter import Meter
+from penstock.http.asked_metrics import AskedMetrics
 from penstock.http.auth import Authenticator
 from penstock.http.completion_waiter import JobWaiter, MessageWaiter
 from penstock.http.dashboard.dashboard import Dashboard
@@ -45,6 +46,7 @@ class Assembly:
     ) -> None:
         self.service = service = Service(app, database, authenticator, settings, Metrics(meter, tallies.of(database)))
         stopping = service.stopping
+        self._asked = service.add(AskedMetrics(service))
         service.add(SingleJobs(database, service.metrics))
         service.add(Appends(database))
         self._jobs = service.add(JobWaiter(database, stopping))
@@ -78,6 +80,8 @@ class Assembly:
         await self._deliveries.aclose()
         await self._broadcaster.close()
         await self._dashboard.close()
+        self._asked.read.close()
+        self.service.answering.close()
 
     def subscribe(self, notifications: Notifications) -> None:
         """Have the parts told of what this process listens to."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.app import Penstock
+from penstock.core.bounded import Bounded
 from penstock.core.cached import Kept
 from penstock.errors import DatabaseUnavailable
 from penstock.http.auth import Authenticator
@@ -26,7 +27,7 @@ from penstock.jobs import http_queries as http
 from penstock.jobs.records import JobCounts
 from penstock.postgres.database import Database
 from penstock.worker.doctor import examine
-from penstock.worker.exposition import DatabaseGauges
+from penstock.worker.exposition import ANSWER_S, DatabaseGauges
 
 _CALL_TIMEOUT_S = 10.0
 R = TypeVar("R")
@@ -61,6 +62,7 @@ class Service:
         metrics.places.set(settings.max_live)
         self._counts = Kept(app.counts)
         self.gauges = DatabaseGauges(database)
+        self.answering = Bounded(lambda: database.fetch("select 1", timeout=ANSWER_S), ANSWER_S)
         self.examination = Kept(lambda: examine(database))
         self._rates = Kept(lambda: http.job_rates(database))
 

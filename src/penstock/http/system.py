@@ -18,14 +18,12 @@ from prometheus_client.core import Metric
 from penstock._version import __version__
 from penstock.core.records import to_json
 from penstock.errors import DatabaseUnavailable, MissingExtra, PenstockError
+from penstock.http.asked_metrics import AskedMetrics
 from penstock.http.dashboard.dashboard import Dashboard
 from penstock.http.errors import not_found
 from penstock.http.origin import page_policy
 from penstock.http.routing import OPEN, READ, CurrentService, Instance, User, raw_answer, router
-from penstock.http.scaling import GAUGE_WAIT_S
 from penstock.http.service import Service
-from penstock.jobs.top import largest_keys
-from penstock.pools import views as pool_views
 from penstock.worker.exposition import database_families
 from penstock.worker.overview import Overview
 
@@ -60,7 +58,7 @@ async def readyz(service: CurrentService) -> Response:
     try:
         if service.stopping.is_set():
             return PlainTextResponse("stopping\n", 503)
-        await service.database.fetch("select 1", timeout=2.0)
+        await service.answering()
     except PenstockError:
         return PlainTextResponse("no database\n", 503)
     return PlainTextResponse("ready\n")
@@ -84,13 +82,7 @@ async def metrics(service: CurrentService, user: User, path: Instance) -> Respon
 async def asked(service: Service) -> list[Metric]:
     """The metrics for which the database is asked, without most of their samples when it does not answer."""
     try:
-        return service.metrics.asked(
-            await service.counts(),
-            await service.scaling.advice(GAUGE_WAIT_S),
-            await pool_views.quarantined_counts(service.database),
-            await service.gauges(),
-            await largest_keys(service.database),
-        )
+        return await service.part(AskedMetrics).read()
     except DatabaseUnavailable:
         return service.metrics.asked(database=database_families(), up=False)
 

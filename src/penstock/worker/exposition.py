@@ -17,6 +17,7 @@ import asyncpg
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from penstock.core.bounded import Bounded
 from penstock.core.cached import Kept
 from penstock.core.meter import Gauges, Meter, gauge
 from penstock.core.tally import BoundedNames
@@ -28,7 +29,9 @@ from penstock.worker.progress import Progressing
 
 # A claim loop without progress for so long is stalled, unless the database does not answer.
 STALLED_S = 30.0
-_ANSWER_S = 2.0
+# Less than a probe or a scrape waits: those of deploy/ wait for 5 and 10 s.
+ANSWER_S = 4.0
+GAUGES_S = 8.0
 _MOST_NAMES = 1_000
 # Gauges of which a sum over processes would mean nothing: the largest is shown.
 _BY_LARGEST = frozenset({"penstock_info", "penstock_claim_loop_idle_seconds"})
@@ -144,6 +147,8 @@ class Exposition:
         self._ended = ended
         self._processes = processes
         self._gauges = DatabaseGauges(database)
+        self._answering = Bounded(self._ask, ANSWER_S)
+        self._reading = Bounded(self._of_database, GAUGES_S)
         self.routes: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/metrics": self.metrics, "/livez": self.live, "/readyz": self.ready,
         }  # fmt: skip
@@ -159,7 +164,7 @@ class Exposition:
         """The metrics of all processes and the gauges of the database; those without samples when it does not answer."""
         own = merged([*(report.families for report in self._reports()), self._ended()])
         try:
-            return [*own, *await self._of_database(), database_up(True)]
+            return [*own, *await self._reading(), database_up(True)]
         except PenstockError:
             return [*own, *database_families(), database_up(False)]
 
@@ -183,15 +188,20 @@ class Exposition:
 
     async def close(self) -> None:
         """Close the connection."""
+        self._answering.close()
+        self._reading.close()
         await self._database.close()
 
     async def _answers(self) -> bool:
         try:
-            await self._database.open()
-            await self._database.fetch("select 1", timeout=_ANSWER_S)
+            await self._answering()
         except PenstockError:
             return False
         return True
+
+    async def _ask(self) -> None:
+        await self._database.open()
+        await self._database.fetch("select 1", timeout=ANSWER_S)
 
     async def _of_database(self) -> list[Metric]:
         await self._database.open()
