@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -14,11 +15,16 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock import Penstock
+from penstock import Penstock, Settings
+from penstock.errors import DatabaseUnavailable
+from penstock.http.dashboard import poller
+from penstock.postgres.database import Database
 from penstock.testing import TemporaryDatabases
+from tests.chaos.proxy import Proxy
 from tests.http.dashboard_browser import Reader
 from tests.http.dashboard_server import reader
 from tests.http.http_server import TOKEN, Served, serving
+from tests.waiting import eventually
 
 
 def test_one_user_does_not_take_all_live_connections(dashboard: Served) -> None:
@@ -26,6 +32,35 @@ def test_one_user_does_not_take_all_live_connections(dashboard: Served) -> None:
         answers = [stack.enter_context(connection_of(greedy, "live?page=topics")) for _ in range(60)]
         assert [b" 200 " in first_of(answer) for answer in answers].count(True) == 50
         assert b" 200 " in first_of(stack.enter_context(connection_of(other, "live?page=topics")))
+
+
+async def test_no_page_waits_for_a_database_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections stay open, and nothing comes back: no call ends, and neither does its cancellation."""
+    monkeypatch.setattr(poller, "HANGS_S", 1.0)
+
+    async def number(database: Database) -> int:
+        one: int = await database.fetchval("select 1")
+        return one
+
+    async with Proxy(url) as proxy, Penstock(proxy.url, settings=Settings(command_timeout=timedelta(hours=1))) as app:
+        readings = poller.Poller(app)
+        assert (await readings.read("number", number))[0].problem is None
+        proxy.cut()
+        readings.changed()
+        async with asyncio.timeout(120):
+            reading, _ = await readings.read("number", number)
+            assert (reading.value, reading.problem) == (1, "the database has not answered for 1 s")
+            for key in ("another", "third"):
+                with pytest.raises(DatabaseUnavailable, match="does not answer"):
+                    await readings.read(key, number)
+        proxy.mend()
+
+        async def read_again() -> bool:
+            readings.changed()
+            return (await readings.read("number", number))[0].problem is None
+
+        await eventually(read_again, "a reading", timeout=60)
+        await readings.close()
 
 
 def connection_of(reading: Reader, path: str) -> socket.socket:

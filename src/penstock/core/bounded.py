@@ -38,7 +38,7 @@ class Bounded(Generic[T]):
         reading = self._reading
         if reading is None or reading.done():
             reading = self._reading = asyncio.create_task(self._read(), name="penstock-bounded-reading")
-            reading.add_done_callback(_seen)
+            reading.add_done_callback(seen)
         await asyncio.wait({reading}, timeout=self._within_s)
         if not reading.done():
             raise DatabaseUnavailable(f"the database has not answered for {self._within_s:g} s")
@@ -50,7 +50,7 @@ class Bounded(Generic[T]):
             self._reading.cancel()
 
 
-def _seen(reading: asyncio.Task[Any]) -> None:
-    # Of one that ends when nobody waits any more, the error is no news.
+def seen(reading: asyncio.Task[Any]) -> None:
+    """Called when a reading ends: the error of one for which nobody waits any more is no news."""
     with suppress(asyncio.CancelledError):
         reading.exception()

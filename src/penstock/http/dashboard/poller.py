@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from penstock.app import Penstock
+from penstock.core.bounded import seen
 from penstock.errors import DatabaseUnavailable
 from penstock.postgres.database import Database
 from penstock.postgres.read_only import ReadOnlyDatabase
@@ -35,6 +36,8 @@ _LONGEST_KEPT_S = 300.0
 _LOOK_AGAIN_S = 1.0
 _MOST_READINGS = 1_000
 _FORGOTTEN_S = 300.0
+# Statements end after two seconds: a reading that takes longer than this waits for a database, or a network, that hangs.
+HANGS_S = 10.0
 # A statement was cancelled, here because it took too long.
 _TOO_LONG = "57014"
 
@@ -80,6 +83,7 @@ class Poller:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._versions = itertools.count(1)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._hanging: asyncio.Task[Any] | None = None
 
     async def read(
         self, key: Hashable, call: Callable[[Database], Awaitable[T]], *, kept_s: float = KEPT_S, user: str = ""
@@ -106,7 +110,7 @@ class Poller:
                 try:
                     async with self._turns.setdefault(user, asyncio.Lock()):
                         now = time.monotonic()
-                        value = await call(await self._opened())
+                        value = await self._within_limit(call)
                 except DatabaseUnavailable as error:
                     kept.failure = error
                     kept.due = time.monotonic() + _pause_after(error, time.monotonic() - now)
@@ -135,9 +139,32 @@ class Poller:
 
     async def close(self) -> None:
         """Close the connection. The next reading opens it again."""
+        if self._hanging is not None:
+            self._hanging.cancel()
         database, self._database = self._database, None
         if database is not None:
             await database.close()
+
+    async def _within_limit(self, call: Callable[[Database], Awaitable[T]]) -> T:
+        # What hangs is left to end by itself, since its cancellation waits for the database too; until then all readings fail.
+        if self._hanging is not None and not self._hanging.done():
+            raise DatabaseUnavailable("the database does not answer")
+
+        async def read() -> T:
+            return await call(await self._opened())
+
+        reading = asyncio.create_task(read(), name="penstock-dashboard-reading")
+        reading.add_done_callback(seen)
+        try:
+            await asyncio.wait({reading}, timeout=HANGS_S)
+        except asyncio.CancelledError:
+            reading.cancel()
+            raise
+        if not reading.done():
+            self._hanging = reading
+            reading.cancel()
+            raise DatabaseUnavailable(f"the database has not answered for {HANGS_S:g} s")
+        return reading.result()
 
     def _drop_old(self) -> None:
         """Drop what no user has looked at for long, and the oldest of too many."""
