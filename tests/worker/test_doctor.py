@@ -61,6 +61,16 @@ async def test_jobs_that_no_worker_takes_are_a_problem_and_end_with_exit_code_1(
     assert "penstock worker MODULE:APP" in run.stdout
 
 
+async def test_of_many_types_that_no_worker_takes_the_fullest_are_named(database: Database, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("select penstock.create_job_type('t-' || n) from generate_series(1, 30) as n")
+    await sql.execute("select penstock.enqueue('t-' || n, '1') from generate_series(1, 30) as n")
+    await sql.execute("select penstock.enqueue('t-25', '1')")
+    findings = await found(database, "workers")
+    assert [finding.level for finding in findings] == ["problem"] * 11
+    assert findings[0].message.startswith("2 jobs of t-25 wait")
+    assert findings[-1].message == "the same holds for 20 more job types"
+
+
 async def test_a_type_without_worker_is_a_warning_while_nothing_waits(app: Penstock, database: Database) -> None:
     await app.create_job_type("mail")
     (finding,) = await found(database, "workers")

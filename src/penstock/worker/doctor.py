@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
 from typing import Any, ClassVar, Literal
 
@@ -116,30 +116,29 @@ async def _restored(database: Database) -> list[Finding]:
 async def _workers(database: Database) -> list[Finding]:
     found: list[Finding] = []
     loads = await pool_views.load_of_types(database, timedelta(minutes=1))
-    for load in loads:
-        if load.workers or not load.ready:
-            continue
-        found.append(
-            Finding(
-                "workers",
-                "problem",
-                f"{load.ready} jobs of {load.name} wait, and no worker works on this type",
-                "Start one: penstock worker MODULE:APP. If one runs: does its application declare a handler for this type?",
-            )
+    found += _first([
+        Finding(
+            "workers",
+            "problem",
+            f"{load.ready} jobs of {load.name} wait, and no worker works on this type",
+            "Start one: penstock worker MODULE:APP. If one runs: does its application declare a handler for this type?",
         )
-    found += [
+        for load in sorted(loads, key=lambda load: -load.ready)
+        if load.ready and not load.workers
+    ])  # fmt: skip
+    found += _first([
         Finding(
             "workers",
             "warning",
             f"the oldest job of {load.name} has waited {load.oldest_ready_s:.0f} s for a worker",
             "See penstock scale advise, and penstock jobs list for what holds the others up.",
         )
-        for load in loads
+        for load in sorted(loads, key=lambda load: -(load.oldest_ready_s or 0.0))
         if load.workers and (load.oldest_ready_s or 0.0) > _WAITS_LONG_S
-    ]
+    ])  # fmt: skip
     paused = [record for record in await type_queries.job_types(database) if problems.is_paused(record)]
     waiting = {one.name: one.ready for one in await _waiting(database, paused)}
-    found += [
+    found += _first([
         Finding(
             "workers",
             "warning",
@@ -148,7 +147,7 @@ async def _workers(database: Database) -> list[Finding]:
         )
         for record in paused
         if waiting.get(record.name)
-    ]
+    ])  # fmt: skip
     idle = sorted(load.name for load in loads if not load.workers and not load.ready and not waiting.get(load.name))
     if idle:
         found.append(
@@ -407,6 +406,15 @@ _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "workflows": _workflows,
     "lakes": _lakes,
 }
+
+
+def _first(findings: list[Finding]) -> list[Finding]:
+    """The first ten findings of one kind about job types, and how many more there are: thousands would hide all others."""
+    rest = len(findings) - _MOST_NAMED
+    if rest <= 0:
+        return findings
+    more = f"the same holds for {rest} more job types"
+    return [*findings[:_MOST_NAMED], replace(findings[-1], message=more, advice="See penstock stats and penstock types list.")]
 
 
 def _named(names: Sequence[Any]) -> str:
