@@ -23,6 +23,7 @@ _WAITS_LONG_S = 60.0
 _OLD_SNAPSHOT_S = 300.0
 _LAG_LONG_S = 60.0
 _LAKE_BEHIND_S = 86_400.0
+_MOST_OF_A_KIND = 20
 HOUR = timedelta(hours=1)
 
 
@@ -52,7 +53,7 @@ def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers
     """Types for which no worker works, that wait too long, or are paused with jobs."""
     paused = {record.name: record for record in types if is_paused(record)}
     worked = {name for worker in workers if worker.alive for name in worker.names}
-    found = []
+    pauses, unworked, waits = [], [], []
     for load in loads:
         if not load.ready:
             continue
@@ -60,9 +61,9 @@ def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers
         waited = load.oldest_ready_s or 0.0
         if load.name in paused:
             text = f"{paused_since(paused[load.name])}, and {load.ready:,} jobs wait"
-            found.append(Problem("warning", text, to, end_of_pause(paused[load.name])))
+            pauses.append(Problem("warning", text, to, end_of_pause(paused[load.name])))
         elif load.name not in worked:
-            found.append(
+            unworked.append(
                 Problem(
                     "problem",
                     f"{load.ready:,} jobs of {load.name} wait, and no worker works on this type",
@@ -71,8 +72,16 @@ def of_types(loads: Sequence[TopRecord], types: Sequence[JobTypeRecord], workers
                 )
             )
         elif waited > _WAITS_LONG_S:
-            found.append(Problem("warning", f"The oldest job of {load.name} has waited {waited:,.0f} s for a worker", to))
-    return found
+            waits.append(Problem("warning", f"The oldest job of {load.name} has waited {waited:,.0f} s for a worker", to))
+    return [*_first(unworked), *_first(pauses), *_first(waits)]
+
+
+def _first(found: list[Problem]) -> list[Problem]:
+    """The first of one kind, which are those of the fullest types, and how many more there are: all of them would hide others."""
+    rest = len(found) - _MOST_OF_A_KIND
+    if rest <= 0:
+        return found
+    return [*found[:_MOST_OF_A_KIND], Problem(found[-1].level, f"The same holds for at least {rest:,} more job types", "types")]
 
 
 def is_paused(record: JobTypeRecord) -> bool:
@@ -98,10 +107,10 @@ def of_failures(failures: Sequence[Failure], now: datetime, *, whole: bool) -> l
     """Types whose jobs failed in the last hour, most first."""
     recent = Counter(failure.name for failure in failures if failure.finished_at > now - HOUR)
     least = "" if whole else "at least "
-    return [
+    return _first([
         Problem("problem", f"{least}{number:,} jobs of {name} failed in the last hour", f"failures?type={_segment(name)}")
         for name, number in recent.most_common()
-    ]
+    ])  # fmt: skip
 
 
 def of_workers(workers: Sequence[WorkerRecord]) -> list[Problem]:

@@ -249,6 +249,17 @@ def test_problems_come_before_warnings() -> None:
     assert [one.text for one in order] == ["p", "w"]
 
 
+def test_of_many_types_with_one_problem_the_fullest_are_named() -> None:
+    found = problems.of_types([load(f"t{n}", 1_000 - n) for n in range(100)], [], [])
+    assert len(found) == 21
+    assert found[0].text.startswith("1,000 jobs of t0 wait")
+    assert (found[-1].level, found[-1].text, found[-1].to) == (
+        "problem",
+        "The same holds for at least 80 more job types",
+        "types",
+    )
+
+
 def test_failures_of_the_last_hour_are_counted() -> None:
     found = problems.of_failures([failure("a", "x", 1), failure("a", "x", 2), failure("a", "x", 90)], NOW, whole=True)
     assert [one.text for one in found] == ["2 jobs of a failed in the last hour"]
