@@ -1,4 +1,4 @@
-"""A reading for which nobody waits longer than some seconds, whatever it waits for itself.
+"""A reading for which no caller waits longer than some seconds, whatever it waits for itself.
 
 A time limit within a call of the database does not suffice: the call may first wait for a connection of the pool, and a call
 that is cancelled tells the server so and waits for that, which a server that hangs, or a network that swallows all, never ends.
@@ -51,6 +51,6 @@ class Bounded(Generic[T]):
 
 
 def seen(reading: asyncio.Task[Any]) -> None:
-    """Called when a reading ends: the error of one for which nobody waits any more is no news."""
+    """Called when a reading ends: the error of one for which no caller waits any more is no news."""
     with suppress(asyncio.CancelledError):
         reading.exception()

@@ -305,7 +305,7 @@ def _of(group: health.GroupLag) -> str:
 
 
 def _behind(group: health.GroupLag, lags: Sequence[Lag]) -> Finding:
-    """A group that is behind, and why: a handler fails, partitions are paused, or nobody consumes them."""
+    """A group that is behind, and why: a handler fails, partitions are paused, or no worker consumes them."""
     message = f"{group.group} is {group.lag} events behind in {group.stream}; the oldest waits {group.lag_s:.0f} s"
     see = f"penstock streams lag {_of(group)}"
     late = [lag for lag in lags if lag.lag]

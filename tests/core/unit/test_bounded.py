@@ -1,4 +1,4 @@
-"""Readings for which nobody waits longer than some seconds."""
+"""Readings for which no caller waits longer than some seconds."""
 
 from __future__ import annotations
 
