@@ -207,3 +207,15 @@ as $$
     select data from penstock.topic_messages where number = p_message
 $$;
 comment on function penstock.payload(bigint) is 'The payload of a topic message, for jobs that are copies: coalesce(penstock.payload(message), data). Null for null.';
+
+create or replace function penstock.shell_word(p_text text)
+returns text
+language sql
+immutable
+strict
+as $$
+    -- Keys and names of signals are any text. What begins with a dash would be read as an option.
+    select case when starts_with(p_text, '-') then '-- ' else '' end
+        || case when p_text ~ '^[A-Za-z0-9_./:@+=,-]+$' then p_text else '''' || replace(p_text, '''', '''' || chr(92) || '''''') || '''' end
+$$;
+comment on function penstock.shell_word(text) is 'Part of why: a text as the last word of a command, as a shell reads it.';

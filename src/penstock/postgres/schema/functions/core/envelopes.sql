@@ -320,3 +320,20 @@ begin
 end
 $$;
 comment on function penstock.guard_staged_jobs() is 'Part of what makes a job type encrypted: from then on staged_jobs takes no plain document for one.';
+
+create or replace function penstock.is_locked(job penstock.queued_jobs, p_key_id text, p_owner text)
+returns boolean
+language sql
+stable
+as $$
+    -- The id of a member begins with that of its worker. In a pool the worker that counts is the owner of the key.
+    select coalesce(bool_and(lacks.the_key), false)
+    from penstock.workers as live
+    cross join lateral (
+        select case when p_key_id is null then live.key_ids = '{}' else p_key_id <> all (live.key_ids) end as the_key
+    ) as lacks
+    where live.seen_at > penstock.clock() - live.dead_after
+        and case when p_owner is null then job.name = any (live.names) or live.no_key ? job.name else starts_with(p_owner, live.id) end
+$$;
+comment on function penstock.is_locked(penstock.queued_jobs, text, text) is
+    'Part of why: whether the live workers of an encrypted type lack the key of a job (null: any key). p_owner: the owner of its key in a pool.';

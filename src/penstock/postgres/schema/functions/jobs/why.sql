@@ -5,18 +5,6 @@
 -- jobs before it in its key, then the limits of the type, then the jobs before it in the queue. Each question is one look into an index,
 -- and counts end at 1,000.
 
-create or replace function penstock.shell_word(p_text text)
-returns text
-language sql
-immutable
-strict
-as $$
-    -- Keys and names of signals are any text. What begins with a dash would be read as an option.
-    select case when starts_with(p_text, '-') then '-- ' else '' end
-        || case when p_text ~ '^[A-Za-z0-9_./:@+=,-]+$' then p_text else '''' || replace(p_text, '''', '''\''''') || '''' end
-$$;
-comment on function penstock.shell_word(text) is 'Part of why: a text as the last word of a command, as a shell reads it.';
-
 -- Long, since it is one list of questions, in the order above, each of a few lines.
 create or replace function penstock.why_of(job penstock.queued_jobs)
 returns table (
@@ -353,23 +341,6 @@ begin
 end
 $$;
 comment on function penstock.why_of(penstock.queued_jobs) is 'Part of why and key_state: the first thing that has to change for a job to start.';
-
-create or replace function penstock.is_locked(job penstock.queued_jobs, p_key_id text, p_owner text)
-returns boolean
-language sql
-stable
-as $$
-    -- The id of a member begins with that of its worker. In a pool the worker that counts is the owner of the key.
-    select coalesce(bool_and(lacks.the_key), false)
-    from penstock.workers as live
-    cross join lateral (
-        select case when p_key_id is null then live.key_ids = '{}' else p_key_id <> all (live.key_ids) end as the_key
-    ) as lacks
-    where live.seen_at > penstock.clock() - live.dead_after
-        and case when p_owner is null then job.name = any (live.names) or live.no_key ? job.name else starts_with(p_owner, live.id) end
-$$;
-comment on function penstock.is_locked(penstock.queued_jobs, text, text) is
-    'Part of why: whether the live workers of an encrypted type lack the key of a job (null: any key). p_owner: the owner of its key in a pool.';
 
 create or replace function penstock.why(p_id uuid)
 returns table (
