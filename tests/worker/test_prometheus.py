@@ -152,7 +152,7 @@ def prometheus(folder: Path) -> Iterator[Prometheus]:
 
 async def cause(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
     """Cause what the alerts warn of, apart from what needs further processes."""
-    # No worker works on the one type, and somebody has forgotten the pause of the other; their jobs have waited for two hours.
+    # No worker works on the one type, and the pause of the other was forgotten; their jobs have waited for two hours.
     await sql.execute("select penstock.create_job_type('lonely'), penstock.enqueue('lonely', '1')")
     await sql.execute(
         "select penstock.create_job_type('forgotten'), penstock.enqueue('forgotten', '1'), penstock.pause('forgotten')"

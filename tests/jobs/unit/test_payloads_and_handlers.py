@@ -77,8 +77,10 @@ def test_a_job_gives_the_payload_its_type() -> None:
     assert signature_of_handler(plain)[0].payload is Any
 
 
+def plain(job: Job[Any]) -> None: ...
+
+
 def test_an_async_handler_runs_on_the_loop() -> None:
-    def plain(job: Job[Any]) -> None: ...
     async def awaits(job: Job[Any]) -> None: ...
 
     with pytest.raises(InvalidInput):
