@@ -134,7 +134,7 @@ async def test_a_job_that_is_locked_follows_later_and_one_that_failed_again_does
         ({"name": "mail", "status": "waiting"}, None, "run-now does not apply to jobs with the status waiting"),
         ({"name": "mail", "status": "in-progress"}, None, "run-now does not apply to jobs with the status in-progress"),
         ({"name": "mail", "error": "TimeLimit"}, None, "invalid condition of a filter for run-now: error"),
-        ({"name": "mail"}, 5, "invalid condition of a filter for run-now: new_priority"),
+        ({"name": "mail"}, 5, "run-now takes no priority, and 5 is given"),
     ],
 )
 async def test_what_does_not_fit_is_refused(app: Penstock, filter: dict[str, str], priority: int | None, problem: str) -> None:
