@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from penstock import Backoff, Conflict, Job, Penstock, Retry, Status
+from penstock import Backoff, Conflict, InvalidInput, Job, Penstock, Retry, Status
 from penstock.testing import advance, run_due_jobs, running_worker
 from tests.waiting import eventually
 from tests.workflows.statuses import status
@@ -91,6 +91,15 @@ async def test_the_first_signal_counts_whenever_it_comes(app: Penstock, when: st
     assert not await app.signal(receipt.id, "approved", "late")
     with pytest.raises(Conflict, match="has ended: succeeded"):
         await app.signal(receipt.id, "again")
+
+
+@pytest.mark.parametrize("name", [5, None, b"approved", "a\0b", "\ud800"])
+async def test_the_name_of_a_signal_is_text(app: Penstock, name: Any) -> None:
+    await app.create_job_type("order")
+    receipt = await app.enqueue("order", {})
+    with pytest.raises(InvalidInput, match="name of a signal"):
+        await app.signal(receipt.id, name, 1)
+    assert await app.signal(receipt.id, "approved", 1)
 
 
 async def test_a_signal_in_a_transaction_counts_when_that_commits(app: Penstock, sql: Sql) -> None:

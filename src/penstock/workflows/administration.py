@@ -106,6 +106,7 @@ class WorkflowAdministration(JobDeclarations):
             Conflict: The job has ended.
             InvalidInput: The name or the value is not valid.
         """
+        check_text("name of a signal", name)
         job, text = parse_id(id), dump_json(value, f"the signal {name}")
         if self.context.keyring:
             text = await self._sealed_signal(job, name, text, connection)
