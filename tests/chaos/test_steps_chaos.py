@@ -222,7 +222,8 @@ async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, st
             for row in await database.fetch(
                 "select step.job, step.name, (step.result ->> 'lease')::bigint as done_under, held.lease as held_under"
                 " from penstock.job_steps as step left join public.held as held on held.job = step.job and held.name = step.name"
-                " where step.kind = 'step'"
+                # A gather without children is kept as a step too, whose result names no run.
+                " where step.kind = 'step' and step.result ? 'lease'"
             )
         ]
         ended = {
