@@ -265,10 +265,13 @@ async def _load(app: Penstock) -> None:
 async def _note_old_transactions(url: str, held: list[str]) -> None:
     """Note each second what has been open for more than five, which says why there are alerts where none should be."""
     connection = await asyncpg.connect(url)
-    while True:
-        rows = await connection.fetch(
-            "select clock_timestamp() - xact_start as age, state, wait_event, query from pg_stat_activity"
-            " where datname = current_database() and xact_start < clock_timestamp() - interval '5 seconds'"
-        )
-        held += [str(dict(row)) for row in rows]
-        await asyncio.sleep(1)
+    try:
+        while True:
+            rows = await connection.fetch(
+                "select clock_timestamp() - xact_start as age, state, wait_event, query from pg_stat_activity"
+                " where datname = current_database() and xact_start < clock_timestamp() - interval '5 seconds'"
+            )
+            held += [str(dict(row)) for row in rows]
+            await asyncio.sleep(1)
+    finally:
+        connection.terminate()
