@@ -112,8 +112,7 @@ class Membership:
         self._metadata: dict[str, Any] = dict(metadata or {})
         self._state = MemberState()
         self._members = 1
-        self.settled = False
-        """Whether this member has all slots that the group gives it, as far as its last heartbeat says."""
+        self._balanced = False
         self._session = uuid.uuid4()
         self._rejoining = False
         self._publishing = asyncio.Lock()
@@ -127,6 +126,11 @@ class Membership:
     def owned(self) -> dict[int, int]:
         """Slots to work on at this moment, with their epochs; none when the database has not answered for too long."""
         return self._state.owned if monotonic() < self._state.fence_at else {}
+
+    @property
+    def settled(self) -> bool:
+        """Whether this member has all slots that the group gives it; no, while the database has not answered for too long."""
+        return self._balanced and not self._state.available and monotonic() < self._state.fence_at
 
     def may_work(self, slot: int) -> bool:
         """Whether this process may begin work on a slot at this moment."""
@@ -242,6 +246,7 @@ class Membership:
         sent_at = monotonic()
         beat = await self._call(ownership.heartbeat(self._database, self.group, self.id, self._session))
         self._apply(self._state.answered(beat, sent_at, monotonic()))
+        self._balanced = beat.known and beat.balanced
         if not beat.known:
             if self._stopping.is_set():
                 return
@@ -257,10 +262,11 @@ class Membership:
             self._wake.set()
             return
         self._members = beat.members
-        self.settled = beat.balanced
         if not beat.balanced and await self._call(balance.rebalance(self._database, self.group, self._assign)) > 0:
             self._wake.set()
         if releasing := self._state.releasing:
+            # Some of them may be for this member again, which the next heartbeat says.
+            self._balanced = False
             await self._call(ownership.release(self._database, self.group, self.id, releasing))
             self._state.released(releasing)
             self._wake.set()
@@ -268,7 +274,6 @@ class Membership:
             free = [slot for slot in sorted(available) if not self._user.draining(slot)]
             taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, free)) if free else {}
             self._apply(self._state.took(taken, monotonic()))
-            self.settled = beat.balanced and len(taken) == len(available)
             if len(taken) < len(available):
                 # Work on a slot is still ending: check again soon.
                 asyncio.get_running_loop().call_later(0.1, self._wake.set)
@@ -310,6 +315,7 @@ class Membership:
         while True:
             await asyncio.sleep(0.1)
             if lost := self._state.tick(monotonic()):
+                self._balanced = False
                 log.error("member_fenced_itself", group=self.group, member=self.id, slots=len(lost))
                 self._apply(lost)
 

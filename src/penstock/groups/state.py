@@ -135,8 +135,8 @@ class MemberState:
         self.fence_at = max(self.fence_at, sent_at + dead_after_s * (1 - self._margin))
 
     def took(self, taken: Mapping[int, int], now: float) -> list[Change]:
-        """Apply the answer to a take."""
-        self.available = frozenset()
+        """Apply the answer to a take. What was not taken stays available."""
+        self.available -= taken.keys()
         if now >= self.fence_at:
             # It is too late to be sure; the next heartbeat shows who owns the slots.
             return self._lose_all()
