@@ -105,6 +105,9 @@ def test_a_job_that_waits_gets_another_priority(client: httpx.Client, echo: str,
     operation = {"kind": "set-priority", "filter": {"name": echo}, "priority": 7}
     assert client.post("/v1/operations/preview", json=operation).json()["jobs"] == 1
     assert client.post("/v1/operations", json={**operation, "priority": 700}).status_code == 400
+    for route in ("/v1/operations", "/v1/operations/preview"):
+        refused = client.post(route, json={"kind": "set-priority", "filter": {"name": echo}})
+        assert (refused.status_code, "set-priority needs the new priority" in refused.text) == (400, True)
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/{name}/{id}/run-now", "/v1/jobs/{id}/run-now"])

@@ -82,6 +82,8 @@ CALLS = [
     ("seal_group(null)", "PS404", "no such job group: null"),
     (f"seal_group('{NOBODY}')", "PS404", f"no such job group: {NOBODY}"),
     (f"cancel_group('{NOBODY}')", "PS404", f"no such job group: {NOBODY}"),
+    (f"retry_workflow('{NOBODY}')", "PS404", f"no such run of a workflow: {NOBODY}"),
+    ("retry_workflow(null)", "PS404", "no such run of a workflow: null"),
     ("group_list(0)", "PS400", "0"),
     ("group_list(1001)", "PS400", "1001"),
     ("resolve_workflows(0)", "PS400", "0"),

@@ -425,6 +425,8 @@ async def test_wrong_calls_say_what_is_wrong(app: Penstock, ran: Ran) -> None:
         graph.add(step, 1, after="b")
     with pytest.raises(InvalidInput, match="of another graph"):
         graph.add(step, 1, after=app.workflow("second").add(step, 1))
+    with pytest.raises(InvalidInput, match="the name of a step is empty"):
+        graph.add(step, 1, step="")
     with pytest.raises(InvalidInput, match="two steps"):
         graph.add(step, 1, step="step")
     with pytest.raises(InvalidInput, match="when is given without after"):

@@ -17,6 +17,16 @@ from penstock.jobs.records import JobId, Status
 OperationKind: TypeAlias = Literal["cancel", "replay", "purge", "set-priority", "run-now"]
 
 
+def check_priority_of(kind: OperationKind, priority: int | None) -> None:
+    """Raise `InvalidInput` unless the new priority is given for `set-priority`, and for nothing else."""
+    if kind == "set-priority" and priority is None:
+        raise InvalidInput("set-priority needs the new priority", hint="Give priority, from -100 (first) to 100, such as -10.")
+    if kind != "set-priority" and priority is not None:
+        raise InvalidInput(
+            f"{kind} takes no priority, and {priority!r} is given", hint="Leave priority out, or use set-priority."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """Which jobs an operation changes: those that meet all conditions that are given. At least one is.

@@ -9,7 +9,15 @@ from uuid import UUID
 from penstock.errors import InvalidInput
 from penstock.jobs.models import make_id
 from penstock.operations import queries
-from penstock.operations.models import Erasure, ErasurePreview, JobFilter, OperationKind, OperationPreview, OperationRecord
+from penstock.operations.models import (
+    Erasure,
+    ErasurePreview,
+    JobFilter,
+    OperationKind,
+    OperationPreview,
+    OperationRecord,
+    check_priority_of,
+)
 from penstock.operations.sync import SyncOperations
 from penstock.postgres.context import Context
 
@@ -41,7 +49,7 @@ class Operations:
             InvalidInput: The filter has no condition, or one that does not apply, or the priority does not.
             NotFound: There is no such job type.
         """
-        _check_priority_of(kind, priority)
+        check_priority_of(kind, priority)
         return await queries.preview(await self._context.database(), kind, filter, priority)
 
     async def start(
@@ -64,7 +72,7 @@ class Operations:
             NotFound: There is no such job type.
             Conflict: The id is that of another operation.
         """
-        _check_priority_of(kind, priority)
+        check_priority_of(kind, priority)
         return await queries.start(
             await self._context.database(), kind, filter, make_id() if id is None else parse_operation_id(id), priority
         )
@@ -154,15 +162,3 @@ def parse_operation_id(id: UUID | str) -> UUID:
         return UUID(id)
     except (ValueError, AttributeError):
         raise InvalidInput(f"invalid id of an operation: {str(id)[:100]!r}", hint="It is a UUID.") from None
-
-
-def _check_priority_of(kind: OperationKind, priority: int | None) -> None:
-    """Raise `InvalidInput` unless the new priority is given for `set-priority`, and for nothing else."""
-    if kind == "set-priority" and priority is None:
-        raise InvalidInput(
-            "set-priority needs the new priority", hint="For example: priority=-10. It is from -100 (first) to 100."
-        )
-    if kind != "set-priority" and priority is not None:
-        raise InvalidInput(
-            f"{kind} takes no priority, and {priority!r} is given", hint="Leave priority out, or use set-priority."
-        )

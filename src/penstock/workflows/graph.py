@@ -169,9 +169,11 @@ class Workflow:
             )
         if name is not None:
             check_text("name of a step", name)
+            if not name:
+                raise InvalidInput("the name of a step is empty", hint="Leave step out: it is called as its job type.")
             if name in self._steps:
                 raise InvalidInput(f"two steps of workflow {self.name} have the name {name}", hint="Give each its own: step=...")
-        return Step(name or self._free(type.name), type, jobs, tuple(names))
+        return Step(self._free(type.name) if name is None else name, type, jobs, tuple(names))
 
     def _free(self, name: str) -> str:
         number = 1

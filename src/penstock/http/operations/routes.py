@@ -16,7 +16,15 @@ from penstock.http.errors import ApiError, not_found
 from penstock.http.routing import ADMIN, ENQUEUE, READ, Instance, OpenDatabase, User, body, router
 from penstock.jobs.models import make_id
 from penstock.operations import queries
-from penstock.operations.models import Erasure, ErasurePreview, JobFilter, OperationKind, OperationPreview, OperationRecord
+from penstock.operations.models import (
+    Erasure,
+    ErasurePreview,
+    JobFilter,
+    OperationKind,
+    OperationPreview,
+    OperationRecord,
+    check_priority_of,
+)
 from penstock.postgres.database import Database
 
 api = router("operations")
@@ -112,6 +120,7 @@ NewBody = Annotated[NewOperation, body(NewOperation, {"kind": "replay", "filter"
 async def preview_operation(wanted: WantedBody, database: OpenDatabase, user: User, path: Instance) -> OperationPreview:
     """How many jobs an operation would change now, and up to ten of them. Nothing is changed."""
     _require(user, wanted.filter.name, path)
+    check_priority_of(wanted.kind, wanted.priority)
     return await queries.preview(database, wanted.kind, wanted.wanted, wanted.priority)
 
 
@@ -119,6 +128,7 @@ async def preview_operation(wanted: WantedBody, database: OpenDatabase, user: Us
 async def start_operation(new: NewBody, database: OpenDatabase, user: User, path: Instance) -> OperationRecord:
     """Start an operation on all jobs that match now; workers do it in batches."""
     _require(user, new.filter.name, path)
+    check_priority_of(new.kind, new.priority)
     return await queries.start(database, new.kind, new.wanted, new.id or make_id(), new.priority)
 
 

@@ -6,8 +6,13 @@ language plpgsql
 stable
 as $$
 declare
-    run penstock.job_groups := penstock.require_group(p_id);
+    run penstock.job_groups;
 begin
+    select * into run from penstock.job_groups where id = p_id;
+    if not found then
+        raise exception 'no such run of a workflow: %', coalesce(p_id::text, 'null')
+            using errcode = 'PS404', hint = 'See: penstock workflows list';
+    end if;
     if run.graph is null then
         raise exception '% is a job group, and no run of a workflow', run.name
             using errcode = 'PS409', hint = 'The children of a job group that failed can be replayed: penstock jobs replay.';
