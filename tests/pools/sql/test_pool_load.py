@@ -81,3 +81,15 @@ async def test_no_more_workers_than_slots_with_work_could_be_busy(sql: Sql) -> N
     await sql.execute("select penstock.start_standing('work', 'b', '{}'), penstock.start_standing('work', 'c', '{}')")
     slots = await sql.fetchval("select count(distinct slot) from penstock.standing_jobs")
     assert await load(sql) == (50, True, slots)
+
+
+async def test_no_more_workers_help_a_type_at_its_rate_limit(sql: Sql) -> None:
+    await sql.execute('select penstock.create_job_type(\'mail\', \'{"rate_limit": 4, "rate_period": "2 minutes"}\')')
+    await sql.execute("select penstock.enqueue('mail', '1') from generate_series(1, 10)")
+    busy = "select most_workers from penstock.load_of_types('1 minute') where name = 'mail'"
+    for workers in (None, 1):
+        assert await sql.fetchval(busy) == workers
+        jobs = await sql.fetch("select id, attempt, lease from penstock.claim('m', array['mail'], 2)")
+        outcomes = ["succeeded"] * len(jobs)
+        columns = [[job[name] for job in jobs] for name in ("id", "attempt", "lease")]
+        await sql.execute("select penstock.settle($1, $2, $3, $4)", *columns, outcomes)

@@ -207,34 +207,46 @@ as $$
             when pools.name is not null then runnable.oldest_s
             else counts.oldest_ready_s
         end,
-        (
-            select count(*)
-            from penstock.archived_jobs
-            where archived_jobs.name = counts.name
-                and archived_jobs.finished_at > penstock.clock() - p_over
-                and archived_jobs.started_at is not null
-        ),
-        case
-            when pools.name is not null then (
-                -- A draining worker takes no further jobs.
-                select count(*) from penstock.members where members.group_name = counts.name and members.state = 'active'
-            )
-            else (select count(*) from penstock.workers where counts.name = any (workers.names) and workers.state = 'running')
-        end,
-        -- With more workers than jobs that may run at once, or than slots with jobs, some would be idle.
-        case
-            when pools.name is not null then
-                greatest(
-                    least(coalesce(runnable.slots, 0), jobs.concurrency),
-                    (select count(distinct standing.slot) from penstock.standing_jobs as standing where standing.name = counts.name and standing.wanted)
-                )
-            else jobs.concurrency
-        end
+        recent.finished,
+        present.workers,
+        -- With more workers than jobs that may run at once, or than slots with jobs, some would be idle. Nor do more of them help
+        -- a type that is at its rate limit.
+        least(
+            case
+                when pools.name is not null then
+                    greatest(
+                        least(coalesce(runnable.slots, 0), jobs.concurrency),
+                        (select count(distinct standing.slot) from penstock.standing_jobs as standing where standing.name = counts.name and standing.wanted)
+                    )
+                else jobs.concurrency
+            end,
+            case
+                when recent.finished >= 0.95 * jobs.rate_limit * extract(epoch from p_over) / extract(epoch from jobs.rate_period)
+                    then greatest(present.workers, 1)
+            end
+        )
     from penstock.job_counts() as counts
     join penstock.jobs on jobs.name = counts.name
     left join penstock.pools on pools.name = counts.name
     left join penstock.runnable_in_pools() as runnable on runnable.name = counts.name
+    cross join lateral (
+        select count(*) as finished
+        from penstock.archived_jobs
+        where archived_jobs.name = counts.name
+            and archived_jobs.finished_at > penstock.clock() - p_over
+            and archived_jobs.started_at is not null
+    ) as recent
+    cross join lateral (
+        select
+            case
+                when pools.name is not null then (
+                    -- A draining worker takes no further jobs.
+                    select count(*) from penstock.members where members.group_name = counts.name and members.state = 'active'
+                )
+                else (select count(*) from penstock.workers where counts.name = any (workers.names) and workers.state = 'running')
+            end as workers
+    ) as present
     order by counts.name
 $$;
 comment on function penstock.load_of_types(interval) is
-    'For each job type: what waits and how long the oldest has lacked a worker, what finished within p_over, how many workers there are and how many could be busy (null: any number). What waits in a paused type lacks no worker, and does not count. Reads the whole queue: for people and scalers, not for loops.';
+    'For each job type: what waits and how long the oldest has lacked a worker, what finished within p_over, how many workers there are and how many could be busy (null: any number). What waits in a paused type lacks no worker, and does not count; a type at its rate limit keeps no more workers busy. Reads the whole queue: for people and scalers, not for loops.';
