@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock import Penstock
-from tests.http.dashboard_browser import Reader, text_of
+from tests.http.dashboard_browser import Reader, links_of, text_of
 from tests.http.http_server import Served
 from tests.waiting import until
 
@@ -17,6 +19,26 @@ def test_a_type_is_paused_changed_and_resumed(admin: Reader) -> None:
     assert "Changed." in answer.text and "of 5" in text_of(answer.text)
     assert admin.post("types/mine/change", max_attempts="0").status_code == 400
     assert admin.post("types/mine/change", max_attempts="x").status_code == 400
+
+
+async def test_a_long_list_has_pages(dashboard: Served, admin: Reader) -> None:
+    async with Penstock(dashboard.database_url) as app:
+        database = await app.database()
+        await database.fetch("select penstock.create_job_type(format('z-%s', n)) from generate_series(1, 120) as n")
+        names = sorted(record.name for record in await app.job_types())
+    until(lambda: "Next page" in admin.get("types").text, "the new types")
+    seen: list[str] = []
+    address = "types"
+    while address:
+        page = admin.get(address)
+        rows = re.findall(r'<tr data-row="([^"]+)">', page.text)
+        assert 0 < len(rows) <= 50
+        seen += rows
+        assert ("First page" in page.text) == (address != "types")
+        address = next((link for link in links_of(page) if "types?after=" in link), "")
+    assert seen == names
+    behind = text_of(admin.get("types?after=zzz").text)
+    assert "First page" in behind and "There is no job type yet" not in behind
 
 
 def test_a_job_is_enqueued_by_the_form(admin: Reader) -> None:

@@ -8,11 +8,11 @@ something for a user who has its role, within `View.changing`, which writes the 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from penstock.app import Penstock
@@ -30,6 +30,8 @@ log = get_logger("penstock.dashboard")
 T = TypeVar("T")
 _IDLE_S = 5.0
 _RATES_KEPT_S = 30.0
+ON_A_PAGE = 50
+"""How many of a list a page shows."""
 # The numbers of the database.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -49,6 +51,21 @@ class Done:
 
     to: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section(Generic[T]):
+    """A part of a list that is ordered by name.
+
+    Attributes:
+        rows: What the page shows.
+        first: Whether it is the beginning.
+        next: Behind which name the next part begins; None: this is the last one.
+    """
+
+    rows: list[T]
+    first: bool
+    next: str | None
 
 
 class View:
@@ -121,6 +138,12 @@ class View:
         self.readings.append(reading)
         self._due = min(self._due, due)
         return reading.value
+
+    def section(self, all: Iterable[T], name: Callable[[T], str]) -> Section[T]:
+        """The part of a list that begins behind the name that the query gives as `after`."""
+        after = self.query.get("after", "")
+        rows = sorted((row for row in all if name(row) > after), key=name)
+        return Section(rows[:ON_A_PAGE], not after, name(rows[ON_A_PAGE - 1]) if rows[ON_A_PAGE:] else None)
 
     async def periods(self, names: Sequence[str] | None) -> list[Period]:
         """The last hour and the last day of these job types together; None: of all. Processes write once a minute."""

@@ -45,7 +45,9 @@ async def show(view: View) -> Shown:
     """All pools that the user may see."""
     found = [pool for pool in await view.read("pools", pool_views.details) if view.user.may(pool.name)]
     loads = {load.name: load for load in await view.read("top", lambda database: top(database, "types", limit=1_000))}
-    return Shown("Pools", "pools.html", {"pools": [(pool, loads.get(pool.name)) for pool in found]})
+    section = view.section(found, lambda pool: pool.name)
+    shown = [(pool, loads.get(pool.name)) for pool in section.rows]
+    return Shown("Pools", "pools.html", {"pools": shown, "section": section})
 
 
 async def show_one(view: View) -> Shown:

@@ -15,7 +15,8 @@ async def show(view: View) -> Shown:
     """All schedules that the user may see."""
     types = {one.name: one for one in await view.read("types", type_queries.job_types)}
     paused = {name for name, one in types.items() if one.paused_at is not None or one.concurrency == 0}
-    return Shown("Schedules", "schedules.html", {"schedules": await _records(view), "paused": paused})
+    section = view.section(await _records(view), lambda one: one.name)
+    return Shown("Schedules", "schedules.html", {"schedules": section.rows, "paused": paused, "section": section})
 
 
 async def show_one(view: View) -> Shown:

@@ -60,8 +60,9 @@ async def show(view: View) -> Shown:
     """All streams that the user may see."""
     records = [one for one in await view.read("streams", streams.list_streams) if view.user.may(one.name)]
     lags = await view.read("lags", health.stream_lags)
-    groups = {one.name: [lag for lag in lags if lag.stream == one.name] for one in records}
-    return Shown("Streams", "streams.html", {"streams": records, "groups": groups})
+    section = view.section(records, lambda one: one.name)
+    groups = {one.name: [lag for lag in lags if lag.stream == one.name] for one in section.rows}
+    return Shown("Streams", "streams.html", {"streams": section.rows, "groups": groups, "section": section})
 
 
 async def show_one(view: View) -> Shown:

@@ -27,7 +27,8 @@ class _Topic:
 
 async def show(view: View) -> Shown:
     """All topics that the user may see."""
-    return Shown("Topics", "topics.html", {"topics": await _counts(view)})
+    section = view.section(await _counts(view), lambda one: one.name)
+    return Shown("Topics", "topics.html", {"topics": section.rows, "section": section})
 
 
 async def show_one(view: View) -> Shown:

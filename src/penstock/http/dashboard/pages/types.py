@@ -38,8 +38,9 @@ async def show(view: View) -> Shown:
     key = ("type rates", None if names is None else tuple(names))
     found = await view.read(key, lambda database: rates.type_rates(database, names, _MOST_TYPES), kept_s=30.0)
     by_type = {one.name: one for one in found}
-    shown = [(record, loads.get(record.name), by_type.get(record.name)) for record in records]
-    return Shown("Job types", "types.html", {"types": shown, "since": found[0].since if found else None})
+    section = view.section(records, lambda record: record.name)
+    shown = [(record, loads.get(record.name), by_type.get(record.name)) for record in section.rows]
+    return Shown("Job types", "types.html", {"types": shown, "section": section, "since": found[0].since if found else None})
 
 
 async def show_one(view: View) -> Shown:
