@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 import structlog
 
-from penstock import InvalidInput, NewEvent, OffsetGone, Penstock, Retention
+from penstock import DatabaseUnavailable, InvalidInput, NewEvent, OffsetGone, Penstock, Retention
 from tests.activity import seen_now
 from tests.waiting import eventually
 
@@ -135,3 +135,91 @@ async def test_a_pull_consumer_is_told_that_what_comes_next_is_gone(app: Penstoc
     await events.seek("g", "earliest")
     async with events.consume("g") as batches:
         assert (await anext(batches)).records()
+
+
+@pytest.mark.parametrize("form", ["consume", "tail"])
+async def test_an_iteration_continues_after_a_request_that_was_cancelled(app: Penstock, form: str) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.append_many(range(3))
+    iteration: Any = events.tail("earliest") if form == "tail" else events.consume("g", max_batch_size=1)
+
+    async def following() -> int:
+        item = await anext(iteration)
+        return item.data if form == "tail" else item.records()[0]
+
+    async with asyncio.timeout(60), iteration:
+        assert [await following() for _ in range(3)] == [0, 1, 2]
+        for n in (3, 4):
+            asking = asyncio.create_task(following())
+            await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await events.append(n)
+            assert await following() == n
+
+
+async def test_a_tail_whose_requests_are_cancelled_gets_to_partitions_that_are_added(
+    app: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.append(0)
+    looks = 0
+    bounds = events.bounds
+
+    async def counted() -> Any:
+        nonlocal looks
+        looks += 1
+        return await bounds()
+
+    async with asyncio.timeout(60), events.tail("earliest") as tail:
+        await anext(tail)
+        monkeypatch.setattr(events, "bounds", counted)
+        while not looks:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(tail), 0.2)
+
+
+async def test_a_tail_passes_a_gap_while_the_database_comes_and_goes(
+    app: Penstock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = app.stream("events", int, partitions=1, keep=Retention(events=1))
+    await events.append_many(range(100))
+    bounds, failures = events.bounds, iter([DatabaseUnavailable("the database is not available")])
+
+    async def failing() -> Any:
+        for failure in failures:
+            raise failure
+        return await bounds()
+
+    async with asyncio.timeout(60), events.tail("latest", auto_offset_reset="earliest") as tail:
+        asking = asyncio.create_task(anext(tail))  # type: ignore[arg-type]
+        await events.append(100)
+        assert (await asking).offset == 100
+        await events.append_many(range(101, 105))
+        await sql.execute("select penstock.roll_segment('events')")
+        await events.append_many(range(105, 110))
+        await sql.execute("select penstock.retire_segments('events')")
+        monkeypatch.setattr(events, "bounds", failing)
+        assert (await anext(tail)).offset == 105
+
+
+@pytest.mark.parametrize("form", ["consume", "tail"])
+async def test_an_idle_timeout_ends_the_iteration_in_each_task_that_shares_it(app: Penstock, form: str) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.append_many(range(10))
+    idle = timedelta(seconds=0.2)
+    seen: list[int] = []
+    iteration: Any
+    if form == "tail":
+        iteration = events.tail("earliest", idle_timeout=idle)
+    else:
+        iteration = events.consume("g", max_batch_size=1, idle_timeout=idle)
+
+    async def iterate() -> None:
+        async for item in iteration:
+            seen.append(item.offset if form == "tail" else item.first_offset)
+
+    async with asyncio.timeout(60), iteration:
+        await asyncio.gather(iterate(), iterate())
+    assert sorted(seen) == list(range(10))

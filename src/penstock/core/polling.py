@@ -42,6 +42,7 @@ class IdleLimit:
     """Ends an iteration that has nothing to return for a while.
 
     The time begins when a look at the database, made for this item, has found nothing: opening and a slow database do not count.
+    Requests of several tasks or threads take turns, so that each of them has its own time.
 
     Args:
         idle_s: Longest time without an item in seconds; None: the iteration does not end.
@@ -50,26 +51,32 @@ class IdleLimit:
     def __init__(self, idle_s: float | None) -> None:
         self._idle_s = idle_s
         self._limit: asyncio.Timeout | None = None
+        self._turn = asyncio.Lock()
 
     def found_nothing(self) -> None:
         """A look found nothing: the time begins, unless it has begun."""
         if self._limit is not None and self._idle_s is not None and self._limit.when() is None:
             self._limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
 
-    async def next(self, item: Awaitable[T]) -> T:
+    def expired(self) -> bool:
+        """Whether the time for the current item is over, so that the iteration ends."""
+        return self._limit is not None and self._limit.expired()
+
+    async def next(self, request: Callable[[], Awaitable[T]]) -> T:
         """The next item of the iteration. Raises `StopAsyncIteration` when it does not come in time."""
-        if self._idle_s is None:
-            return await item
-        try:
-            async with asyncio.timeout(None) as limit:
-                self._limit = limit
-                return await item
-        except TimeoutError:
-            if limit.expired():
-                raise StopAsyncIteration from None
-            raise
-        finally:
-            self._limit = None
+        async with self._turn:
+            if self._idle_s is None:
+                return await request()
+            try:
+                async with asyncio.timeout(None) as limit:
+                    self._limit = limit
+                    return await request()
+            except TimeoutError:
+                if limit.expired():
+                    raise StopAsyncIteration from None
+                raise
+            finally:
+                self._limit = None
 
 
 class Polling:

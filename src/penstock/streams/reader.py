@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -31,7 +31,8 @@ _MOST_BYTES = 32 << 20
 class StreamReader(Generic[T]):
     """Follows a stream. `Stream.tail` makes it; iterate over it, and close it (`aclose`, or `async with`).
 
-    An event that cannot be read raises `Unreadable`; the next request continues behind it.
+    An event that cannot be read raises `Unreadable`; the next request continues behind it. So does the request after one that
+    was cancelled, as `asyncio.wait_for` does after its time.
     """
 
     def __init__(
@@ -47,7 +48,14 @@ class StreamReader(Generic[T]):
         self._partitions = partitions
         self._auto_offset_reset = auto_offset_reset
         self._idle = IdleLimit(idle_seconds(idle_timeout))
-        self._events: AsyncIterator[Event[T]] | None = None
+        self._chunks: AsyncIterator[Iterator[Event[T]]] | None = None
+        self._events: Iterator[Event[T]] = iter(())  # of the chunk that the program is in
+        # Where it is, since its first look: the next offset of each partition, all partitions that it knows, when it looks
+        # for further ones, and the stream's id.
+        self._at: dict[int, int] | None = None
+        self._known: set[int] = set()
+        self._look_at = 0.0
+        self._id: int | None = None
 
     @property
     def sync(self) -> SyncStreamReader[T]:
@@ -58,12 +66,29 @@ class StreamReader(Generic[T]):
         return self
 
     async def __anext__(self) -> Event[T]:
-        if self._events is None:
-            self._events = self._follow()
-        event = await self._idle.next(self._events.__anext__())
-        if isinstance(event.data, Undecodable):
-            raise unreadable(self._stream.name, event)
-        return event
+        while True:
+            try:
+                event = next(self._events, None)
+            except Exception:
+                await self.aclose()  # what cannot be decoded is not passed over
+                raise
+            if event is None:
+                self._events = await self._idle.next(self._next_chunk)
+            elif isinstance(event.data, Undecodable):
+                raise unreadable(self._stream.name, event)
+            else:
+                return event
+
+    async def _next_chunk(self) -> Iterator[Event[T]]:
+        if self._chunks is None:
+            self._chunks = self._follow()
+        try:
+            return await self._chunks.__anext__()
+        except asyncio.CancelledError:
+            # It ends with the request that it worked for; unless the iteration is over, the next request continues.
+            if not self._idle.expired():
+                self._chunks = None
+            raise
 
     async def __aenter__(self) -> StreamReader[T]:
         return self
@@ -73,19 +98,23 @@ class StreamReader(Generic[T]):
 
     async def aclose(self) -> None:
         """Stop following."""
-        if self._events is not None:
-            await self._events.aclose()  # type: ignore[attr-defined]
+        self._events = iter(())
+        if self._chunks is not None:
+            await self._chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _follow(self) -> AsyncIterator[Event[T]]:
+    async def _follow(self) -> AsyncIterator[Iterator[Event[T]]]:
         stream = self._stream
         await stream.ready()
         database = await stream.context.database()
-        # Before the offsets, so that these are not taken for those of a stream that is created again in between.
-        record = await streams.find_stream(database, stream.name)
-        at, known = await self._begin()
+        if self._at is None:
+            # Before the offsets, so that these are not taken for those of a stream that is created again in between.
+            record = await streams.find_stream(database, stream.name)
+            self._id = None if record is None else record.id
+            self._at, self._known = await self._begin()
+            self._look_at = asyncio.get_running_loop().time() + GROWN_EVERY_S
+        at, known = self._at, self._known
         # One read returns at most this many bytes of each partition.
         most_bytes = max(_MOST_BYTES // max(len(at), 1), 65_536)
-        look_at = asyncio.get_running_loop().time() + GROWN_EVERY_S
         polling = polling_for_events(stream.context.settings.poll_interval.total_seconds())
         channel = f"penstock_{secrets.token_hex(8)}"
         announce = partial(streams.wait_for_events, database, stream.name, channel)
@@ -94,23 +123,22 @@ class StreamReader(Generic[T]):
             while True:
                 polling.begin()
                 try:
-                    if self._partitions is None and asyncio.get_running_loop().time() > look_at:
-                        look_at = asyncio.get_running_loop().time() + GROWN_EVERY_S
+                    if self._partitions is None and asyncio.get_running_loop().time() > self._look_at:
+                        self._look_at = asyncio.get_running_loop().time() + GROWN_EVERY_S
                         there = await stream.bounds()
                         at.update({partition: there[partition].first for partition in there.keys() - known})
                         known |= there.keys()
-                    id = None if record is None else record.id
-                    chunks = await streams.read_chunks(database, stream.name, at, _LIMIT, most_bytes, id=id)
-                except OffsetGone:
-                    await self._skip(at)
-                    continue
+                    try:
+                        chunks = await streams.read_chunks(database, stream.name, at, _LIMIT, most_bytes, id=self._id)
+                    except OffsetGone:
+                        await self._skip(at)
+                        continue
                 except DatabaseUnavailable as error:
                     log.warning("read_failed", stream=stream.name, error=error)
                     await polling.back_off()
                     continue
                 for chunk in chunks:
-                    for event in stream.encoding.each(chunk, at[chunk.partition]):
-                        yield event
+                    yield stream.encoding.each(chunk, at[chunk.partition])
                     at[chunk.partition] = chunk.next_offset
                 if chunks:
                     polling.found()

@@ -31,8 +31,9 @@ _LEAVE_WITHIN_S = 5.0
 class Consumption(Generic[T]):
     """A member of a consumer group whose batches the program pulls. `Stream.consume` makes it.
 
-    Iterate over it inside `async with`, so that it leaves the group at the end. A batch is done when the program requests the
-    next one or calls `done`. A batch that is not done when the block ends, by `break` or an error, is delivered again, to this or
+    Iterate over it inside `async with`, so that it leaves the group at the end, and in one task or thread: each further one needs
+    its own, since its requests would mark the batches of the others as done. A batch is done when the program requests the next
+    one or calls `done`. A batch that is not done when the block ends, by `break` or an error, is delivered again, to this or
     another member. The iteration raises `OffsetGone` when retention dropped the next events, unless `auto_offset_reset` says
     where to continue.
 
@@ -152,7 +153,7 @@ class Consumption(Generic[T]):
         return self
 
     async def __anext__(self) -> Batch[T]:
-        return await self._idle.next(self._next())
+        return await self._idle.next(self._next)
 
     async def _next(self) -> Batch[T]:
         await self.open()
