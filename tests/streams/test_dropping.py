@@ -114,6 +114,20 @@ async def test_a_worker_loses_the_consumer_and_nothing_else(app: Penstock, url: 
         await running
 
 
+async def test_a_stream_that_another_program_dropped_is_declared_again(app: Penstock, url: str) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.append(1)
+    async with Penstock(url) as other:
+        await other.drop_stream("events")
+        with pytest.raises(NotFound, match="no such stream: events"):
+            await events.append(2)
+        assert (await events.declare()).partitions == 2
+        assert (await events.append(3)).offset == 0
+        await other.drop_stream("events")
+    await app.declare()
+    assert (await events.append(4)).offset == 0
+
+
 async def test_readers_are_told(app: Penstock, sql: Sql) -> None:
     events = app.stream("events", int, partitions=1)
     await events.append(1)

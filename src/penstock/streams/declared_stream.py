@@ -63,13 +63,21 @@ class DeclaredStream(Generic[T]):
     async def declare(self) -> StreamRecord:
         """Create the stream in the database, or change its options when this declaration differs from the last one.
 
-        Every call that writes does so implicitly, once for each database. An existing stream keeps its number of partitions: see
-        `grow`. A declaration without options leaves all options of an existing stream unchanged.
+        Every call that writes does so implicitly, once for each database: call this to have the stream again that another program
+        has dropped. An existing stream keeps its number of partitions: see `grow`. A declaration without options leaves all
+        options of an existing stream unchanged.
 
         Raises:
             Conflict: The stream exists and stores its payloads in another format.
             InvalidInput: The name or an option is not valid.
         """
+        if self._found is None:
+            # It may have been dropped since, by another program.
+            (await self.context.database()).declared.pop(("stream", self.name), None)
+        return await self._declared()
+
+    async def _declared(self) -> StreamRecord:
+        """The record of the stream, declared once for each database."""
         if self._found is not None:
             return self._found
         database = await self.context.database()
@@ -83,7 +91,7 @@ class DeclaredStream(Generic[T]):
     async def ready(self) -> StreamRecord:
         """The record of the stream, declared if the role may do so. Raises `NotFound` when it does not exist otherwise."""
         try:
-            return await self.declare()
+            return await self._declared()
         except PenstockError as error:
             if not lacks_rights(error):
                 raise
@@ -119,7 +127,7 @@ class DeclaredStream(Generic[T]):
             partitions: Number of partitions that the stream gets.
 
         Raises:
-            InvalidInput: The stream has as many partitions or more already.
+            InvalidInput: The stream has more partitions already.
             DatabaseUnavailable: An append in a long transaction blocked the change; try again.
         """
         check_number("partitions", partitions, 1, 1_024)

@@ -249,8 +249,9 @@ class SyncStream(Generic[T]):
     def declare(self) -> StreamRecord:
         """Create the stream in the database, or change its options when this declaration differs from the last one.
 
-        Every call that writes does so implicitly, once for each database. An existing stream keeps its number of partitions: see
-        `grow`. A declaration without options leaves all options of an existing stream unchanged.
+        Every call that writes does so implicitly, once for each database: call this to have the stream again that another program
+        has dropped. An existing stream keeps its number of partitions: see `grow`. A declaration without options leaves all
+        options of an existing stream unchanged.
 
         Raises:
             Conflict: The stream exists and stores its payloads in another format.
@@ -271,7 +272,7 @@ class SyncStream(Generic[T]):
             partitions: Number of partitions that the stream gets.
 
         Raises:
-            InvalidInput: The stream has as many partitions or more already.
+            InvalidInput: The stream has more partitions already.
             DatabaseUnavailable: An append in a long transaction blocked the change; try again.
         """
         return self._loop.run(self._of.grow(partitions))
