@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 import structlog
 
-from penstock import DatabaseUnavailable, InvalidInput, NewEvent, OffsetGone, Penstock, Retention
+from penstock import DatabaseUnavailable, InvalidInput, NewEvent, OffsetGone, Penstock, Retention, Settings
 from tests.activity import seen_now
 from tests.waiting import eventually
 
@@ -135,6 +135,21 @@ async def test_a_pull_consumer_is_told_that_what_comes_next_is_gone(app: Penstoc
     await events.seek("g", "earliest")
     async with events.consume("g") as batches:
         assert (await anext(batches)).records()
+
+
+async def test_an_idle_timeout_does_not_begin_while_a_crashed_member_has_the_partitions(url: str) -> None:
+    settings = Settings(heartbeat_interval=timedelta(seconds=0.2), dead_after=timedelta(seconds=3))
+    async with asyncio.timeout(60), Penstock(url, settings=settings) as app:
+        events = app.stream("events", int, partitions=2)
+        await events.append_many(range(10))
+        crashed = events.consume("g", max_batch_size=1)
+        await anext(crashed)
+        for task in crashed._tasks:
+            task.cancel()
+        await asyncio.gather(*crashed._tasks, return_exceptions=True)
+        async with events.consume("g", idle_timeout=timedelta(seconds=0.2)) as batches:
+            seen = [record async for batch in batches for record in batch.records()]
+        assert sorted(seen) == list(range(10))
 
 
 @pytest.mark.parametrize("form", ["consume", "tail"])

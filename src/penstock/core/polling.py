@@ -53,9 +53,14 @@ class IdleLimit:
         self._limit: asyncio.Timeout | None = None
         self._turn = asyncio.Lock()
 
+    @property
+    def asked(self) -> bool:
+        """Whether an item is requested whose time has not begun."""
+        return self._limit is not None and self._limit.when() is None
+
     def found_nothing(self) -> None:
         """A look found nothing: the time begins, unless it has begun."""
-        if self._limit is not None and self._idle_s is not None and self._limit.when() is None:
+        if self._limit is not None and self._idle_s is not None and self.asked:
             self._limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
 
     def expired(self) -> bool:

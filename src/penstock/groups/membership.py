@@ -129,8 +129,13 @@ class Membership:
 
     @property
     def settled(self) -> bool:
-        """Whether this member has all slots that the group gives it; no, while the database has not answered for too long."""
+        """Whether this member has all slots that it can take; no, while the database has not answered for too long."""
         return self._balanced and not self._state.available and monotonic() < self._state.fence_at
+
+    async def lacks_slots(self) -> bool:
+        """Whether the group gives this member slots that it does not have, such as those of a member that has crashed."""
+        slots = await ownership.slots(self._database, self.group)
+        return any(slot.target == self.id and slot.owner != self.id for slot in slots)
 
     def may_work(self, slot: int) -> bool:
         """Whether this process may begin work on a slot at this moment."""

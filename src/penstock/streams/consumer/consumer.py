@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
+from penstock.core.polling import IdleLimit
 from penstock.core.user_code import message_of
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone, PenstockError
 from penstock.groups.draining import DrainingTasks
@@ -60,7 +60,7 @@ class Consumer(Generic[T]):
         settings: Intervals and grace periods.
         handling: Handler with its form and middleware.
         id: Id of the member in the group; None: a new one.
-        found_nothing: Called when a look at all partitions that the member is to have has found no events.
+        idle: Limit of the iteration, which is told when a look at all partitions that the member is to have has found no events.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Consumer(Generic[T]):
         settings: Settings,
         handling: Handling,
         id: str | None = None,
-        found_nothing: Callable[[], None] = lambda: None,
+        idle: IdleLimit | None = None,
     ) -> None:
         self.stream = stream
         self.group = group
@@ -86,7 +86,7 @@ class Consumer(Generic[T]):
         self._draining = DrainingTasks()
         self._encoding = encoding
         self._polling = polling_for_events(settings.poll_interval.total_seconds())
-        self._found_nothing = found_nothing
+        self._idle = idle
         self._look = False
         self._explain_at = 0.0
         self.raises_gone = False  # whether dropped events end the consumer, instead of quarantining their partition
@@ -255,7 +255,7 @@ class Consumer(Generic[T]):
                 share = min(max(_READY_BYTES // max(len(self.partitions), 1), _LEAST_BYTES), _MOST_BYTES)
                 wanted = {state.partition: state for state in self.partitions.values() if state.room > 0 and state.bytes < share}
                 if not wanted:
-                    self._looked()
+                    await self._looked()
                     await self._polling.wait(min(look_at - loop.time(), 1.0))
                     continue
                 chunks = await self._read(wanted, share)
@@ -267,16 +267,18 @@ class Consumer(Generic[T]):
                     # Handlers begin before the next fetch.
                     await asyncio.sleep(0)
                 else:
-                    self._looked()
+                    await self._looked()
                     await self._polling.rest(announce, at_most_s=max(look_at - loop.time(), 0.001))
             except DatabaseUnavailable as error:
                 log.warning("fetch_failed", stream=self.stream, group=self.group, error=error)
                 await self._polling.back_off()
 
-    def _looked(self) -> None:
-        """A look found nothing; say so unless this member is about to take partitions, or to begin them."""
-        if self.member.settled and not self._look:
-            self._found_nothing()
+    async def _looked(self) -> None:
+        """A look found nothing; say so unless this member is to have further partitions, or to begin them."""
+        if self._idle is None or not self._idle.asked or not self.member.settled or self._look:
+            return
+        if not await self.member.lacks_slots():
+            self._idle.found_nothing()
 
     async def _begin(self) -> bool:
         """Begin new partitions, and apply pauses and moves of the others. Returns whether a partition has to wait."""

@@ -81,7 +81,7 @@ class Consumption(Generic[T]):
             self._stream.context.settings,
             Handling(self._offer, "batch", revoked=self._withdraw),
             self._id,
-            found_nothing=self._idle.found_nothing,
+            idle=self._idle,
         )
         consumer.raises_gone = True
         await consumer.declare()
