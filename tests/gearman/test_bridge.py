@@ -107,6 +107,7 @@ REFUSED = [
     ("subscribe_fanout", b'"bob"', b"must be a mapping"),
     ("subscribe_fanout", b'{"topic": "t"}', b"must have topic and client_id keys"),
     ("subscribe_fanout", b'{"topic": "t", "client_id": null}', b"client_id must be text"),
+    ("subscribe_fanout", b'{"topic": "t", "client_id": "\\ud800"}', b"client_id must be text"),
     ("subscribe_fanout", b'{"topic": "t", "client_id": "a b"}', b"invalid client id: 'a b'"),
     ("subscribe_fanout", b'{"topic": "t", "client_id": "b", "ttl": "long"}', b"ttl must be a number"),
     ("subscribe_fanout", b'{"topic": "officememos_a", "client_id": "b"}', b"is taken"),

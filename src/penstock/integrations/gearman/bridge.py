@@ -24,6 +24,7 @@ from uuid import UUID
 import orjson
 
 from penstock.app import Penstock
+from penstock.core.checks import storable_text
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json, plain_text
 from penstock.core.tracing import valid_traceparent
@@ -313,7 +314,7 @@ def _mapping(arguments: bytes, *keys: str) -> dict[str, Any]:
 
 def _text(request: dict[str, Any], key: str) -> str:
     value = request[key]
-    if not isinstance(value, str) or "\x00" in value:
+    if not isinstance(value, str) or not storable_text(value):
         raise InvalidInput(f"{key} must be text")
     return value
 
