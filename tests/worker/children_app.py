@@ -7,9 +7,9 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from penstock import Backoff, Fail, Job, Penstock, Settings
+from penstock import Backoff, Depends, Fail, Job, Penstock, Settings
 
 app = Penstock(settings=Settings(processes_for_handlers=2, dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2))
 
@@ -60,3 +60,32 @@ BACKOFF = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20
 app.job("child", executor="process", keep_result=True, max_attempts=2, backoff=BACKOFF)(run)
 app.job("single", executor="process", keep_result=True, max_attempts=1)(run)
 app.job("once", executor="process", keep_result=True, delivery="at_most_once")(run)
+
+
+def get_rate() -> int:
+    """A dependency for which a test has a stand-in."""
+    return 1
+
+
+def get_price(rate: Annotated[int, Depends(get_rate)]) -> int:
+    """A dependency of which a dependency has a stand-in."""
+    return 10 * rate
+
+
+def fake_rate() -> int:
+    """Stands in for `get_rate`."""
+    return 7
+
+
+@app.job("priced", executor="process", keep_result=True, max_attempts=1)
+def priced(job: Job[str], price: Annotated[int, Depends(get_price)]) -> list[Any]:
+    """Says its price, and which database its application has."""
+    return [price, app.database_url()]
+
+
+def price_it(job: Job[str]) -> str:
+    """The same of a function that is declared by a call."""
+    return app.database_url()
+
+
+app.job("called", executor="process", keep_result=True, max_attempts=1)(price_it)

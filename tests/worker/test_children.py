@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import JobRecord, Penstock, Status
-from penstock.testing import running_worker
+from penstock.testing import on_database, run_due_jobs, running_worker
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -176,3 +176,33 @@ async def _declared(app: Penstock) -> bool:
 
 async def _draining(app: Penstock) -> bool:
     return bool(await (await app.database()).fetchval("select exists (select from penstock.workers where state = 'draining')"))
+
+
+@pytest.mark.parametrize("name", ["priced", "called"])
+async def test_a_process_has_the_database_and_the_dependencies_that_a_test_has_put_in_place(
+    url: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Else a handler in a process would use those of production, which its code names."""
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/production")
+    children_app = importlib.reload(importlib.import_module("tests.worker.children_app"))
+    app: Penstock = children_app.app
+
+    def local() -> None:
+        """Another handler's, which no process has to know."""
+
+    app.dependency_overrides[children_app.get_rate] = children_app.fake_rate
+    app.dependency_overrides[local] = local
+    with on_database(app, url):
+        async with app:
+            receipt = await app.enqueue(name, "")
+            await run_due_jobs(app)
+            record = await app.find(receipt.id)
+    assert record.result == ([70, url] if name == "priced" else url), record.errors
+
+
+async def test_a_stand_in_that_a_process_cannot_import_fails_the_job_and_says_so(app: Penstock) -> None:
+    children_app = importlib.import_module("tests.worker.children_app")
+    app.dependency_overrides[children_app.get_rate] = lambda: 7
+    (record,) = await ended(app, (await app.enqueue("priced", "")).id)
+    assert record.status is Status.FAILED
+    assert "<lambda> cannot run in a process, which imports it by its name" in record.errors[0]["message"]

@@ -302,6 +302,27 @@ def taking(function: Callable[..., Any], parameter: str) -> Callable[..., Any]:
     return call
 
 
+def overrides_in(plan: Plan, overrides: Overrides, types: tuple[type, ...]) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Those of the functions that stand in for a dependency of a plan, or for one of its dependencies in turn.
+
+    Args:
+        plan: Dependencies of a handler.
+        overrides: Functions that stand in for dependencies, of any handler.
+        types: Types of the work that dependencies may take.
+    """
+    found: dict[Callable[..., Any], Callable[..., Any]] = {}
+    left = [plan] if overrides else []
+    while left:
+        for filled in left.pop().parameters.values():
+            if isinstance(filled, Given) or filled.dependency in found:
+                continue
+            function = overrides.get(filled.dependency, filled.dependency)
+            if filled.dependency in overrides:
+                found[filled.dependency] = function
+            left.append(plan_of(function, types))
+    return found
+
+
 class RunsOnLoop:
     """Base of dependencies that only look something up: they are called where the handler is started, not in a thread."""
 

@@ -318,17 +318,17 @@ def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
             )
         return "async"
     if executor == "process":
-        _check_importable(function)
+        check_importable(function, 'Define it in a module, outside of functions and objects, or leave executor="process" out.')
         return "process"
     return "thread"
 
 
-def _check_importable(function: Callable[..., Any]) -> None:
-    """Refuse a handler that a process cannot import by its name. Raises `InvalidInput`."""
+def check_importable(function: Callable[..., Any], hint: str) -> None:
+    """Refuse a function that a process cannot import by its name. Raises `InvalidInput`."""
     name = getattr(function, "__qualname__", None)
     bound = isinstance(function, MethodType) and not inspect.isclass(function.__self__)
     if name is None or "<" in name or bound:
         raise InvalidInput(
             f"{name_of(function)} cannot run in a process, which imports it by its name",
-            hint='Define it in a module, outside of functions and objects, or leave executor="process" out.',
+            hint=hint,
         )

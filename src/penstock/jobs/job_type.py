@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, Self, Unpack
 from uuid import UUID
 
-from penstock.core.dependencies import Plan, name_of
+from penstock.core.dependencies import Overrides, Plan, name_of, overrides_in
 from penstock.core.encryption import SealedCodec, Sealer
 from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
@@ -154,8 +154,12 @@ class JobType(Generic[P]):
         plan = Plan({}) if self.kind == "process" else self.signature.plan
         around = self.context.hooks.around(plan, Job if self.batch is None else Jobs)
         return WorkedType(
-            self.name, self.declared, self.codec, self.handler, self.kind, around, self.batch, sealer=sealer or self.sealer()
-        )
+            self.name, self.declared, self.codec, self.handler, self.kind, around, self.batch,
+            sealer=sealer or self.sealer(), overrides=self._overrides,
+        )  # fmt: skip
+
+    def _overrides(self) -> Overrides:
+        return overrides_in(self.signature.plan, self.context.hooks.dependency_overrides, (Job,))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler itself, as a plain function, with all of its arguments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.core.dependencies import Overrides
 from penstock.core.encryption import Keyring, SealedCodec, Sealer
 from penstock.core.hooks import Around
 from penstock.core.serialization import Codec
@@ -60,6 +61,7 @@ class WorkedType:
         around: Middleware and dependencies around the handler; None: it has none.
         batch: How its handler gets batches; None: it takes one job.
         sealer: Encrypts what is written of its jobs, when the type is encrypted.
+        overrides: What stands in for dependencies of its handler, when that runs in a process, where they are made.
     """
 
     name: str
@@ -74,6 +76,7 @@ class WorkedType:
     limited: bool = False
     once: bool = False
     sealer: Sealer = field(default_factory=lambda: Sealer(Keyring(), ""))
+    overrides: Callable[[], Overrides] = dict
 
     @property
     def lane(self) -> str:

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from penstock.core.user_code import in_thread
-from penstock.jobs.handler import Job, Jobs
+from penstock.jobs.handler import Job, Jobs, check_importable
 from penstock.jobs.worked import WorkedType
 from penstock.settings import Settings
 from penstock.worker.children import Children
-from penstock.worker.process import call_in_process
+from penstock.worker.process import StandIns, call_in_process
 from penstock.worker.running import Running, plain_text_of
 
 HANDLER_THREADS = "penstock-handler"
@@ -33,6 +33,7 @@ class HandlerCalls:
     def __init__(self, settings: Settings) -> None:
         self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
         self._children = Children(settings.processes_for_handlers)
+        self._database_url = settings.database_url
 
     async def call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
         """Call a handler with its dependencies, within its middleware."""
@@ -62,7 +63,11 @@ class HandlerCalls:
         limit_s = max(running.deadline - time.monotonic(), 0.1) + _PROCESS_ENDS_S
         # Decrypted here: the process has no keys.
         claimed = running.claimed._replace(data=plain_text_of(running), traceparent=running.traceparent)
-        return await self._children.call(limit_s, call_in_process, handler.__module__, handler.__qualname__, claimed)
+        overrides = running.worked.overrides()
+        for stand_in in overrides.values():
+            check_importable(stand_in, "Define it in a module, outside of functions and objects, or call the handler by run_job.")
+        stand_ins = StandIns(self._database_url, overrides)
+        return await self._children.call(limit_s, call_in_process, handler.__module__, handler.__qualname__, claimed, stand_ins)
 
     def close(self) -> None:
         """End threads and processes without waiting for them."""
