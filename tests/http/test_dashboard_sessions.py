@@ -42,6 +42,23 @@ def test_the_cookie_can_be_read_by_no_script_and_no_other_site(dashboard: Served
         assert len(token) >= 32
 
 
+@pytest.mark.parametrize("user", ["", "admin"])
+def test_the_printed_token_logs_in_whether_its_user_is_given_or_not(dashboard: Served, user: str) -> None:
+    with httpx.Client(base_url=dashboard.base_url) as client:
+        assert client.post("/login", data={"user": user, "secret": f"admin.{TOKEN}"}).status_code == 303
+        assert client.post("/login", data={"user": user, "secret": f"read.{TOKEN}"}).status_code == 403
+
+
+def test_a_password_may_begin_with_the_name_of_its_user(dashboard: Served) -> None:
+    async def add() -> None:
+        async with Penstock(dashboard.database_url) as app:
+            await add_user(await app.database(), "dotted", "read", hash_secret("dotted.password"), None)
+
+    asyncio.run(add())
+    with httpx.Client(base_url=dashboard.base_url) as client:
+        assert client.post("/login", data={"user": "dotted", "secret": "dotted.password"}).status_code == 303
+
+
 async def test_the_database_holds_no_token(dashboard: Served) -> None:
     connection = await asyncpg.connect(dashboard.database_url)
     with reader(dashboard, "read") as reading:

@@ -248,16 +248,19 @@ class Dashboard:
     async def _log_in(self, request: DashboardRequest) -> Response:
         form = await request.form()
         name, secret = (next(iter(form.get(field, ())), "") for field in ("user", "secret"))
-        if not name and "." in secret:
-            # A token, NAME.SECRET.
-            name, _, secret = secret.partition(".")
-        header = b"Basic " + base64.b64encode(f"{name}:{secret}".encode())
+        first, dot, rest = secret.partition(".")
         try:
-            authenticator = await self._authenticator()
-            recalled = await self._sessions.recall(name)
-            # Who was let in a moment ago may be removed since, or have another password.
-            principal = await authenticator.enter(header, request.client, request.path, fresh=True)
-            opened = await self._sessions.open(principal, recalled)
+            if dot and not name:
+                # A token, NAME.SECRET.
+                opened = await self._open_session(request, first, rest)
+            else:
+                try:
+                    opened = await self._open_session(request, name, secret)
+                except ApiError as error:
+                    # A token needs no user, but many fill in both; a password may begin with the name too.
+                    if error.status != 403 or not (dot and first == name):
+                        raise
+                    opened = await self._open_session(request, name, rest)
         except ApiError as error:
             if error.status >= 500:
                 raise
@@ -269,6 +272,14 @@ class Dashboard:
         target = None if address is None else find(address[0])[0]
         to = wanted.lstrip("/") if target is not None and target.page is not None else ""
         return self._logged_in(request, opened, to)
+
+    async def _open_session(self, request: DashboardRequest, name: str, secret: str) -> str:
+        header = b"Basic " + base64.b64encode(f"{name}:{secret}".encode())
+        authenticator = await self._authenticator()
+        recalled = await self._sessions.recall(name)
+        # Who was let in a moment ago may be removed since, or have another password.
+        principal = await authenticator.enter(header, request.client, request.path, fresh=True)
+        return await self._sessions.open(principal, recalled)
 
     def _logged_in(self, request: DashboardRequest, token: str, to: str) -> Response:
         answer = _redirect(request, to)
