@@ -438,6 +438,9 @@ def _said_of_others(
 def load(target: str) -> Penstock:
     """The app at MODULE:APP. Raises `InvalidInput` when it does not exist, or when its module cannot be imported."""
     module_name, _, attribute = target.partition(":")
+    hint = "Give MODULE:APP, as seen from this folder, such as shop.jobs:app for shop/jobs.py."
+    if not module_name or module_name.startswith("."):
+        raise InvalidInput(f"there is no module {module_name or repr(target)}", hint=hint)
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
@@ -445,7 +448,7 @@ def load(target: str) -> Penstock:
         # Unlike those of others, the messages of these errors name things of the source and hold no values.
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (module_name == missing or module_name.startswith(missing + ".")):
-            raise InvalidInput(f"there is no module {module_name}", hint="Give MODULE:APP, as seen from this folder.") from None
+            raise InvalidInput(f"there is no module {module_name}", hint=hint) from None
         raise InvalidInput(f"{module_name} cannot be imported: {error}", hint=f"See {_place_of(error)}.") from None
     found = getattr(module, attribute or "app", None)
     if not isinstance(found, Penstock):

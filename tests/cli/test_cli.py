@@ -251,6 +251,8 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["types", "create", "x", "-s", "max_attempts=0"], "", 1, "max_attempts must be at least 1"),
         (["prune", "--keep", "long"], "", 2, "not a span"),
         (["worker", "no_such_module:app"], "", 1, "there is no module"),
+        (["worker", "./shop.py"], "", 1, "there is no module ./shop.py Give MODULE:APP"),
+        (["worker", ":app"], "", 1, "there is no module ':app' Give MODULE:APP"),
         (["worker", "json:app"], "", 1, "not a Penstock app"),
         (["grant", "nobody_there", "reader"], "", 1, "no such role"),
         (["revoke", "nobody_there"], "", 1, "no such role"),
