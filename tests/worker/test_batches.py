@@ -69,6 +69,16 @@ async def test_each_job_of_a_batch_has_its_own_outcome(app: Penstock) -> None:
     assert [record.result for record in records] == [0, 1, None, 3, 4]
 
 
+async def test_the_class_of_an_exception_is_an_outcome_as_it_can_be_raised(app: Penstock) -> None:
+    @app.job(max_batch_size=10, linger=timedelta(milliseconds=50), max_attempts=1)
+    async def index(jobs: list[Job[int]]) -> list[Any]:
+        return [ValueError, UnicodeDecodeError, int][: len(jobs)]
+
+    await index.enqueue_many(range(3))
+    records = await run_due_jobs(app)
+    assert [[error["type"] for error in record.errors] for record in records] == [["ValueError"], ["TypeError"], []]
+
+
 async def app_finished(app: Penstock, id: Any) -> Any:
     async with asyncio.timeout(30):
         while not (record := await app.find(id)).status.finished:

@@ -166,4 +166,14 @@ def _outcomes(name: str, answer: Any, size: int) -> list[Any]:
             f"the batch handler of {name} returned {given} for {size} jobs",
             hint="Return nothing, or a list with an outcome for each job: its result, or an exception such as Retry(...).",
         )
-    return [_Failure(each, each.__traceback__) if isinstance(each, BaseException) else each for each in answer]
+    return [_Failure(each, each.__traceback__) if isinstance(each, BaseException) else each for each in map(_made, answer)]
+
+
+def _made(outcome: Any) -> Any:
+    """The class of an exception stands for one, as for `raise`: as a result it would be a success."""
+    if isinstance(outcome, type) and issubclass(outcome, BaseException):
+        try:
+            return outcome()
+        except Exception as error:
+            return error
+    return outcome
