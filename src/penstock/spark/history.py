@@ -19,6 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from penstock.core.checks import check_choice
 from penstock.core.logs import get_logger
 from penstock.errors import Conflict
 from penstock.history import lake_queries as lakes
@@ -315,8 +316,10 @@ def read_lake(
         version: Version of the Delta table, whose files are read whole, without `days` and `types`; None: the present state.
 
     Raises:
+        InvalidInput: There is no such kind.
         NotFound: The version does not exist.
     """
+    check_choice("kind", kind, tuple(SCHEMAS))
     with Blocking(url) as database:
         record = next((known for known in database.run(lakes.lakes(database.database)) if known.name == lake), None)
         files = database.run(lakes.files(database.database, lake, kind, days, types)) if record else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,8 @@ def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, be
             column = given[name]
             if name == "data" and not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
                 column = as_json(column, rows)
+            if kind == "short":
+                _check_short(column, name, rows)
             columns[name] = column if column.type == kinds[kind] else column.cast(kinds[kind])
             if kind == "timestamp":
                 check_times(columns[name], name, rows)
@@ -120,6 +122,16 @@ def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, be
     return pa.RecordBatch.from_pydict(
         {name: columns[name] for name in ("writer", "part", "place", "made", *COLUMNS) if name in columns}
     )
+
+
+def _check_short(column: pa.Array, name: str, rows: Sequence[int]) -> None:
+    import pyarrow.compute as pc
+
+    wrong = pc.or_(pc.less(column, -(2**15)), pc.greater(column, 2**15 - 1))
+    if (place := pc.index(wrong, True).as_py()) >= 0:
+        raise InvalidInput(
+            f"{name} of row {rows[place]} of the task is out of range: {column[place]}", hint="It is from -32768 to 32767."
+        )
 
 
 def ids(size: int) -> pa.Array:
