@@ -443,7 +443,7 @@ async def test_children_are_found_by_their_group(app: Penstock, sql: Sql) -> Non
     assert [(job.data, job.workflow) for job in found] == [("fail", group.id)]
     preview = await app.operations.preview("replay", JobFilter(workflow=group))
     assert (preview.jobs, preview.sample) == (1, [found[0].id])
-    with pytest.raises(InvalidInput, match="workflow must be a job group"):
+    with pytest.raises(InvalidInput, match="workflow must be a job group.*\\n.*await app.find_group\\(name\\)"):
         await app.find_many(workflow="import")  # type: ignore[arg-type]
 
 

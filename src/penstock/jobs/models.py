@@ -182,7 +182,8 @@ def group_id(given: Any, what: str = "group") -> UUID:
     id = getattr(given, "id", given)
     if not isinstance(id, UUID):
         raise InvalidInput(
-            f"{what} must be a job group, or its id, not {given!r:.100}", hint="async with app.job_group(...) as group"
+            f"{what} must be a job group, or its id, not {given!r:.100}",
+            hint="Open it, async with app.job_group(...) as group, or find it by its name: await app.find_group(name).",
         )
     return id
 
