@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -65,7 +66,7 @@ async def fetch_document(connection: Any, call: str, name: str, document: str) -
         document: Second parameter, JSON text.
 
     Raises:
-        InvalidInput: The connection is of no supported kind, or an asynchronous one in a blocking call.
+        InvalidInput: The connection is of no supported kind, to another database system, or asynchronous in a blocking call.
     """
     if is_asyncpg(connection):
         return await fetch(connection, call.format("$1", "$2::text"), name, document)
@@ -74,6 +75,12 @@ async def fetch_document(connection: Any, call: str, name: str, document: str) -
     except PenstockError:
         raise
     except Exception as error:
+        if (other := _other_system(connection)) is not None:
+            # Without its cause, whose text may have the payload.
+            raise InvalidInput(
+                f"the connection is to {other}, not to the PostgreSQL database of Penstock",
+                hint="Give one to the database of app.database_url(). For a test, penstock.testing has one.",
+            ) from None
         raise (_translated(error) or error) from error
 
 
@@ -157,6 +164,23 @@ def _of(connection: Any, module: str, *names: str) -> bool:
     found = sys.modules.get(module)
     kinds = tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))
     return bool(kinds) and isinstance(connection, kinds)
+
+
+def _other_system(connection: Any) -> str | None:
+    """The database system of a connection, such as SQLite in a test; None: it is or may be PostgreSQL."""
+    if type(connection).__module__ == "sqlite3":
+        return "sqlite"
+    with suppress(Exception):
+        if _of(connection, "sqlalchemy.orm", "scoped_session"):
+            connection = connection()
+        if _of(connection, "sqlalchemy.orm", "Session") or _of(connection, "sqlalchemy.ext.asyncio", "AsyncSession"):
+            connection = connection.get_bind()
+        # Of SQLAlchemy, and of Django.
+        dialect = getattr(connection, "dialect", None)
+        name = getattr(connection, "vendor", None) if dialect is None else dialect.name
+        if isinstance(name, str) and name != "postgresql":
+            return name
+    return None
 
 
 def _no_transaction(connection: Any) -> InvalidInput:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -188,6 +189,23 @@ async def test_a_database_without_the_schema_is_named_through_each_kind_of_conne
     assert isinstance(error, SchemaMismatch)
     assert error.message == 'the database has no matching Penstock schema: schema "penstock" does not exist'
     assert error.hint == "Run: penstock migrate"
+
+
+async def test_a_connection_to_another_system_is_named_without_the_payload(app: Penstock) -> None:
+    """As where the tests of an application run on SQLite."""
+    ship = app.job_type("ship")
+    engine = sqlalchemy.create_engine("sqlite://")
+    with (
+        engine.connect() as of_core,
+        Session(engine) as of_orm,
+        closing(sqlite3.connect(":memory:")) as of_driver,
+    ):
+        others: list[Any] = [of_core, of_orm, scoped_session(sessionmaker(engine)), of_driver]
+        for other in others:
+            with pytest.raises(InvalidInput, match="the connection is to sqlite, not to the PostgreSQL") as raised:
+                await ship.options(connection=other).enqueue({"card": "4111"})
+            assert "4111" not in str(raised.value)
+            assert raised.value.__suppress_context__
 
 
 @pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session])
