@@ -447,6 +447,19 @@ async def test_children_are_found_by_their_group(app: Penstock, sql: Sql) -> Non
         await app.find_many(workflow="import")  # type: ignore[arg-type]
 
 
+async def test_what_is_given_in_place_of_an_id_is_named_with_what_to_give(app: Penstock) -> None:
+    receipt: Any = await app.enqueue(app.job_type("alone"), {})
+    found: Any = await app.job_group("named").open()
+    for call in (app.find, app.cancel, app.why):
+        with pytest.raises(InvalidInput, match="invalid job id.*\nGive its id, such as receipt.id"):
+            await call(receipt)
+    for call in (app.find_group, app.cancel_group, app.find_workflow_run, app.cancel_workflow, app.retry_workflow):
+        with pytest.raises(InvalidInput, match="is found by its id or name, not by.*\nGive its id, such as group.id"):
+            await call(found)
+    with pytest.raises(InvalidInput, match="the name of a job group is not text that PostgreSQL can store"):
+        await app.find_group("a\0b")
+
+
 async def test_a_group_is_opened_again_with_the_same_options_alone(app: Penstock) -> None:
     declare(app, [])
     await app.create_job_type("other")

@@ -25,8 +25,9 @@ def parse_id(value: UUID | str) -> UUID:
     try:
         return UUID(value.removeprefix("job_") if isinstance(value, str) else "")
     except ValueError:
+        of_record = "Give its id, such as receipt.id." if hasattr(value, "id") else None
         raise InvalidInput(
-            f"invalid job id: {value!r:.100}", hint="A job id is a UUID, with or without the prefix job_."
+            f"invalid job id: {value!r:.100}", hint=of_record or "A job id is a UUID, with or without the prefix job_."
         ) from None
 
 

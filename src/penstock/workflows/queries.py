@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from penstock.errors import NotFound
+from penstock.core.checks import check_text
+from penstock.errors import InvalidInput, NotFound
 from penstock.jobs import workflow_ticks
 from penstock.jobs.steps import StepRecord
 from penstock.postgres.database import Database
@@ -71,9 +72,18 @@ async def groups(database: Database, limit: int, *, open: bool) -> list[JobGroup
     return [JobGroupRecord(*row) for row in await database.fetch("select * from penstock.group_list($1, $2)", limit, open)]
 
 
+def _id_or_name(what: str, wanted: UUID | str) -> tuple[UUID | None, str | None]:
+    if isinstance(wanted, UUID):
+        return wanted, None
+    if not isinstance(wanted, str):
+        raise InvalidInput(f"{what} is found by its id or name, not by {wanted!r:.100}", hint="Give its id, such as group.id.")
+    check_text(f"the name of {what}", wanted)
+    return None, wanted
+
+
 async def find_group(database: Database, wanted: UUID | str) -> JobGroupRecord:
     """A job group by its id or its name. Raises `NotFound`."""
-    id, name = (wanted, None) if isinstance(wanted, UUID) else (None, wanted)
+    id, name = _id_or_name("a job group", wanted)
     row = await database.fetchrow("select * from penstock.group_list(1, false, $1, $2)", id, name)
     if row is None:
         raise NotFound(f"no such job group: {wanted}", hint="See: penstock workflows list")
@@ -208,7 +218,7 @@ async def workflow_runs(database: Database, workflow: str | None, limit: int, *,
 
 async def find_workflow_run(database: Database, wanted: UUID | str) -> WorkflowRunRecord:
     """A run by its id as a job group, or by the id that was given at its start. Raises `NotFound`."""
-    id, name = (wanted, None) if isinstance(wanted, UUID) else (None, wanted)
+    id, name = _id_or_name("a run of a workflow", wanted)
     row = await database.fetchrow("select * from penstock.workflow_runs(1, false, null, $1, $2)", id, name)
     if row is None:
         raise NotFound(f"no such run of a workflow: {wanted}", hint="See: penstock workflows list")
