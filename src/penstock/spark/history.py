@@ -19,9 +19,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from penstock.core.checks import check_choice
+from penstock.core.checks import check_choice, check_many
 from penstock.core.logs import get_logger
-from penstock.errors import Conflict
+from penstock.errors import Conflict, InvalidInput
 from penstock.history import lake_queries as lakes
 from penstock.history.delta import DeltaLog
 from penstock.history.erasing import erase_from_lakes
@@ -316,10 +316,16 @@ def read_lake(
         version: Version of the Delta table, whose files are read whole, without `days` and `types`; None: the present state.
 
     Raises:
-        InvalidInput: There is no such kind.
+        InvalidInput: There is no such kind, or the days or types are of the wrong kind.
         NotFound: The version does not exist.
     """
     check_choice("kind", kind, tuple(SCHEMAS))
+    if types is not None:
+        check_many("types", types, 'types=["invoice"]')
+    if days is not None and not (len(days) == 2 and all(isinstance(day, date) for day in days)):
+        raise InvalidInput(
+            f"days must be two dates, not {days!r:.100}", hint="For example: days=(date(2026, 1, 1), date(2026, 1, 31))"
+        )
     with Blocking(url) as database:
         record = next((known for known in database.run(lakes.lakes(database.database)) if known.name == lake), None)
         files = database.run(lakes.files(database.database, lake, kind, days, types)) if record else []

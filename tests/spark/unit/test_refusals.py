@@ -24,7 +24,15 @@ def test_priorities_within_the_range_are_staged() -> None:
     assert as_staged(batch, "invoice", "writer", "part", 0).column("priority").to_pylist() == [-(2**15), None, 2**15 - 1]
 
 
-def test_a_kind_that_a_lake_does_not_have_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "job"}, "kind must be jobs, attempts, rollups or runs, not 'job'"),
+        ({"types": "invoice"}, "types must be a list, not 'invoice'"),
+        ({"days": ("2026-01-01", "2026-01-31")}, "days must be two dates"),
+    ],
+)
+def test_what_a_lake_cannot_be_read_by_is_refused(options: dict[str, Any], message: str) -> None:
     spark: Any = None
-    with pytest.raises(InvalidInput, match="kind must be jobs, attempts, rollups or runs, not 'job'"):
-        read_lake(spark, "postgresql://127.0.0.1:1/none", kind="job")
+    with pytest.raises(InvalidInput, match=message):
+        read_lake(spark, "postgresql://127.0.0.1:1/none", **options)
