@@ -456,3 +456,33 @@ async def test_a_job_that_was_erased_is_not_found(app: Penstock) -> None:
     await erased(app, started.id)
     with pytest.raises(NotFound):
         await app.find(receipt.id)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        r'{"who": "anna-7f3c91", "note": "\u0000"}',
+        r'{"note": "\\\ud83d\\\ude00", "who": "anna-7f3c91"}',
+        r'{"note": "\ude00\ud83d\ud83d\ude00", "who": "anna-7f3c91"}',
+        r'{"note": 1e9999999, "who": "anna-7f3c91"}',
+    ],
+)
+async def test_events_that_postgresql_cannot_read_stop_no_erasure_by_a_field_and_are_erased(url: str, sql: Sql, odd: str) -> None:
+    app = Penstock(url)
+    orders = app.stream("orders", partitions=1)
+    async with app:
+        await orders.declare()
+        await sql.execute("select penstock.append('orders', $1::json)", odd.replace(PERSON, NEIGHBOUR))
+        await sql.execute("select penstock.append('orders', $1::json)", odd)
+        # What a role stages may be anything.
+        await sql.execute(
+            "insert into penstock.staged_jobs (writer, part, place, name, data) values ('w', 'p', 1, 'mail', 'no JSON')"
+        )
+        who = Erasure(field="who", value=PERSON)
+        assert (await app.operations.preview_erasure(who)).events == 1
+        record = await erased(app, (await app.operations.erase(who)).id)
+        assert record.state == "finished" and record.counts is not None and record.counts["events"] == 1
+        assert await tables_with(sql, PERSON) == []
+        kept, mark = await sql.fetch("select data::text, headers::text from penstock.read_events('orders', 0, 0, 10)")
+        assert kept["data"] == odd.replace(PERSON, NEIGHBOUR)
+        assert mark["data"] is None and "erased" in mark["headers"]

@@ -214,3 +214,33 @@ async def test_what_is_gone_is_said_of_its_own_partition(app: Penstock, sql: Sql
             f"offset 0 of partition {lag.partition} of stream events is gone: the first stored offset is {firsts[lag.partition]}"
         )
         assert lag.pause_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (r'{"a": "\u0000", "b": 1}', {"a": "\ufffd", "b": 1}),
+        (r'{"a": "\ud83d"}', {"a": "\ufffd"}),
+        ('{"a": 1e9999999}', {}),
+        ("[1]", {}),
+    ],
+)
+async def test_an_event_with_headers_that_postgresql_cannot_read_is_a_dead_letter_like_others(
+    app: Penstock, sql: Sql, given: str, kept: dict[str, Any]
+) -> None:
+    orders = app.stream("orders", int, partitions=1)
+
+    @orders.consumer(group="g", on_failure="dead-letter")
+    async def handle(event: Event[int]) -> None:
+        if event.data == 1:
+            raise ValueError("broken")
+
+    await orders.declare()
+    await sql.execute("select penstock.append('orders', '1', null, $1::json)", given)
+    await orders.append(2)
+    async with running_worker(app):
+        await eventually(caught_up(orders, "g"), "the end of the stream")
+    (letter,) = [event async for event in _all(app.stream("orders.dead", int))]
+    assert letter.headers["dead"]["offset"] == 0
+    assert {name: value for name, value in letter.headers.items() if name != "dead"} == kept
+    assert await orders.replay_dead() == 1

@@ -263,3 +263,60 @@ begin
 end
 $$;
 comment on function penstock.note_large(text) is 'Part of the calls that enqueue and publish: notes that a job type, or a topic, has payloads that a claim has to weigh.';
+
+-- PostgreSQL stores json that it cannot read: with \u0000, which no text can have, or half of a surrogate pair; and the text of what is
+-- staged may be anything. What looks into such documents reads them with the following functions, so that one document stops nothing.
+
+create or replace function penstock.readable_text(p_document text)
+returns text
+language sql
+immutable
+as $$
+    -- An escaped backslash first, in another notation: then each backslash that is left begins an escape. (What a backslash means in a
+    -- constant is a setting of the caller: ~ stands for it.)
+    select case
+        when strpos(p_document, translate('~u', '~', chr(92))) = 0 then p_document
+        else regexp_replace(
+            regexp_replace(
+                replace(
+                    replace(p_document, translate('~~', '~', chr(92)), translate('~u005c', '~', chr(92))),
+                    translate('~u0000', '~', chr(92)), translate('~ufffd', '~', chr(92))
+                ),
+                translate('~~u[dD][89abAB][[:xdigit:]]{2}(?!~~u[dD][c-fC-F][[:xdigit:]]{2})', '~', chr(92)), translate('~~ufffd', '~', chr(92)), 'g'
+            ),
+            translate('(?<!~~u[dD][89abAB][[:xdigit:]]{2})~~u[dD][c-fC-F][[:xdigit:]]{2}', '~', chr(92)), translate('~~ufffd', '~', chr(92)), 'g'
+        )
+    end
+$$;
+comment on function penstock.readable_text(text) is
+    'The text of a JSON document with U+FFFD in the place of U+0000 and of halves of surrogate pairs, which PostgreSQL stores as json and cannot read.';
+
+create or replace function penstock.readable_json(p_document text)
+returns jsonb
+language plpgsql
+immutable
+as $$
+begin
+    return penstock.readable_text(p_document)::jsonb;
+exception
+    when data_exception or program_limit_exceeded then
+        return null;
+end
+$$;
+comment on function penstock.readable_json(text) is
+    'A document as jsonb, as far as PostgreSQL can read it (see readable_text); null when it is no JSON, or has a number that jsonb cannot hold.';
+
+create or replace function penstock.field_of_json(p_document json, p_path text[])
+returns text
+language plpgsql
+immutable
+as $$
+begin
+    -- Not as jsonb: a document that also has a number which jsonb cannot hold has its other fields.
+    return penstock.readable_text(p_document::text)::json #>> p_path;
+exception
+    when data_exception or program_limit_exceeded then
+        return null;
+end
+$$;
+comment on function penstock.field_of_json(json, text[]) is 'A field of a document as text, as far as PostgreSQL can read it (see readable_text); null when there is none.';

@@ -134,14 +134,14 @@ begin
     -- A writer counts what it staged, and repeats what is missing from its source.
     delete from penstock.staged_jobs as staged
     where staged.staged_at <= operation.started_at
-        and (staged.key = subject ->> 'key' or subject ? 'field' and penstock.is_erased_by(subject, null, staged.data::jsonb, null));
+        and (staged.key = subject ->> 'key' or subject ? 'field' and penstock.is_erased_by(subject, null, penstock.readable_json(staged.data), null));
     get diagnostics erased = row_count;
     delete from penstock.staged_events as staged
     where staged.staged_at <= operation.started_at
         and (
             staged.keys @> array[subject ->> 'key']
             or exists (
-                select from unnest(staged.data) as data where subject ? 'field' and penstock.is_erased_by(subject, null, data::jsonb, null)
+                select from unnest(staged.data) as data where subject ? 'field' and penstock.is_erased_by(subject, null, penstock.readable_json(data::text), null)
             )
         );
     get diagnostics more = row_count;
@@ -151,7 +151,7 @@ begin
         and (
             staged.keys @> array[subject ->> 'key']
             or exists (
-                select from unnest(staged.data) as data where subject ? 'field' and penstock.is_erased_by(subject, null, data::jsonb, null)
+                select from unnest(staged.data) as data where subject ? 'field' and penstock.is_erased_by(subject, null, penstock.readable_json(data::text), null)
             )
         );
     get diagnostics more = row_count;

@@ -30,7 +30,7 @@ begin
                 cross join lateral (
                     select array_agg(event.place::integer order by event.place) as places
                     from unnest(chunk.data) with ordinality as event (data, place)
-                    where event.data #>> $1 = $2
+                    where penstock.field_of_json(event.data, $1) = $2
                 ) as found
                 where chunk.appended_at <= $3 and chunk.data is not null and found.places is not null
             $select$,

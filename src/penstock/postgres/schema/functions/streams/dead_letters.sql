@@ -1,5 +1,16 @@
 -- Dead letters: events that could not be handled, in the stream <name>.dead, and back.
 
+create or replace function penstock.readable_headers(p_headers json)
+returns jsonb
+language sql
+immutable
+as $$
+    select case when jsonb_typeof(given.headers) = 'object' then given.headers else '{}' end
+    from (select penstock.readable_json(p_headers::text) as headers) as given
+$$;
+comment on function penstock.readable_headers(json) is
+    'Part of dead_letter and replay_dead: the headers of an event, as far as PostgreSQL can read them (see readable_json); {} when they are no object.';
+
 create or replace function penstock.dead_letter(
     p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,
     p_until bigint, p_error text
@@ -36,7 +47,7 @@ begin
         array_agg(penstock.shown_time(event.happened_at) order by event.event_offset) as times,
         array_agg(
             (
-                coalesce(event.headers::jsonb, '{}') || jsonb_build_object(
+                penstock.readable_headers(event.headers) || jsonb_build_object(
                     'dead', jsonb_build_object(
                         'stream', p_stream, 'partition', p_partition, 'offset', event.event_offset, 'group', p_group,
                         'error', penstock.kept_reason(stream, p_error), 'failed_at', penstock.clock()
@@ -49,9 +60,9 @@ begin
     from penstock.read_events(p_stream, p_partition, p_offset, (p_until - p_offset)::integer) as event
     where event.event_offset < p_until
         -- What was replayed for another group lies between the events of a batch, and is not among them.
-        and coalesce(event.headers::jsonb #>> '{replayed,group}', p_group) = p_group
+        and coalesce(penstock.readable_headers(event.headers) #>> '{replayed,group}', p_group) = p_group
         -- Neither is the mark of an erased event.
-        and event.headers::jsonb #> '{erased,operation}' is null;
+        and penstock.readable_headers(event.headers) #> '{erased,operation}' is null;
     if letters.keys is null then
         return 0;
     end if;
@@ -129,9 +140,9 @@ begin
                 array_agg(
                     (
                         -- For the group in which it failed, and no other: groups that have handled it do not get it again.
-                        coalesce(event.headers::jsonb, '{}') - 'dead' - 'replayed' || case
-                            when event.headers::jsonb #>> '{dead,group}' is null then '{}'::jsonb
-                            else jsonb_build_object('replayed', event.headers::jsonb -> 'dead')
+                        penstock.readable_headers(event.headers) - 'dead' - 'replayed' || case
+                            when penstock.readable_headers(event.headers) #>> '{dead,group}' is null then '{}'::jsonb
+                            else jsonb_build_object('replayed', penstock.readable_headers(event.headers) -> 'dead')
                         end
                     )::json
                     order by event.event_offset
@@ -140,7 +151,7 @@ begin
             into letters
             from (
                 -- The mark of an erased event is no letter.
-                select letter.*, letter.headers::jsonb #> '{erased,operation}' is null as is_there
+                select letter.*, penstock.readable_headers(letter.headers) #> '{erased,operation}' is null as is_there
                 from penstock.read_events(dead.name, place.partition, next_letter, (p_limit - replayed)::integer) as letter
                 where place.before_offset is null or letter.event_offset < place.before_offset
             ) as event;
