@@ -288,3 +288,21 @@ async def test_prune_deletes_operations_that_have_ended_for_as_long_as_jobs_are_
     assert await sql.fetchval("select count(*) from penstock.operations") == 6
     await app.prune(timedelta(days=1))
     assert {row["id"] for row in await sql.fetch("select id from penstock.operations")} == {erasure.id, running.id, recent.id}
+
+
+async def test_an_operation_whose_batch_fails_says_so_and_holds_up_no_other(app: Penstock, sql: Sql) -> None:
+    await app.create_job_type("mail")
+    await app.enqueue_many("mail", [NewJob(n) for n in range(25)])
+    failing = await app.operations.start("replay", JobFilter(name="mail"))
+    await sql.execute('update penstock.operations set filter = filter || \'{"until": "never"}\' where id = $1', failing.id)
+    other = await app.operations.start("cancel", JobFilter(name="mail"))
+    record = await advanced(app, other.id, limit=7)
+    assert (record.state, record.done) == ("finished", 25)
+    record = await app.operations.find(failing.id)
+    assert (record.state, record.error) == (
+        "running",
+        'the batch fails: invalid input syntax for type timestamp with time zone: "never" (SQLSTATE 22007)',
+    )
+    await sql.execute("update penstock.operations set filter = filter - 'until' where id = $1", failing.id)
+    record = await advanced(app, failing.id)
+    assert (record.state, record.error) == ("finished", None)

@@ -262,71 +262,91 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
     -- A replay costs as much as several cancellations.
-    most integer := p_limit;
+    most integer;
     operation penstock.operations;
     last date;
     looked uuid[];
+    failing uuid[] := '{}';
 begin
     perform penstock.check_limit(p_limit, 10000);
-    -- One that has to wait for other transactions looks again after a second.
-    select * into operation
-    from penstock.operations
-    where state = 'running' and (postponed = 0 or at_id is not null or updated_at < moment - interval '1 second' or updated_at > moment)
-        -- An erasure waits for those who reach the lakes, and own the tables.
-        and (phase is null or phase <> 'vacuum' and (phase <> 'lake' or not penstock.has_lakes_left(id)))
-    order by updated_at
-    limit 1
-    for update skip locked;
-    if not found then
-        return null;
-    end if;
-    perform pg_current_xact_id();
-    perform penstock.ensure_archive(moment);
-    if operation.kind = 'erase' then
-        operation := penstock.advance_erasure(operation, p_limit, moment);
-    elsif operation.kind = 'replay' then
-        most := least(p_limit, 200);
-        last := least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC';
-        operation.at_day := coalesce(
-            operation.at_day,
-            greatest(
-                (select min(finished_at at time zone 'UTC')::date from penstock.archived_jobs),
-                ((operation.filter ->> 'since')::timestamptz at time zone 'UTC')::date
-            )
-        );
-        looked := array(
-            select archived.id from penstock.archived_jobs as archived
-            where archived.finished_at >= operation.at_day::timestamp at time zone 'UTC'
-                and archived.finished_at < (operation.at_day + 1)::timestamp at time zone 'UTC'
-                and (operation.at_id is null or archived.id > operation.at_id)
-            order by archived.id
-            limit most
-        );
-        operation := penstock.replay_matching(operation, looked);
-    else
-        if operation.at_id is null then
-            operation.postponed := 0;
+    loop
+        -- One that has to wait for other transactions looks again after a second.
+        select * into operation
+        from penstock.operations
+        where state = 'running' and (postponed = 0 or at_id is not null or updated_at < moment - interval '1 second' or updated_at > moment)
+            -- An erasure waits for those who reach the lakes, and own the tables.
+            and (phase is null or phase <> 'vacuum' and (phase <> 'lake' or not penstock.has_lakes_left(id)))
+            and id <> all (failing)
+        order by updated_at
+        limit 1
+        for update skip locked;
+        if not found then
+            return null;
         end if;
-        looked := penstock.next_unfinished(operation.at_id, most, (operation.filter ->> 'workflow')::uuid);
-        operation := case operation.kind
-            when 'set-priority' then penstock.prioritise_matching(operation, looked, moment)
-            when 'run-now' then penstock.make_due_matching(operation, looked, moment)
-            else penstock.cancel_matching(operation, looked, moment)
+        perform pg_current_xact_id();
+        perform penstock.ensure_archive(moment);
+        most := p_limit;
+        begin
+            if operation.error like 'the batch fails: %' then
+                operation.error := null;
+            end if;
+            if operation.kind = 'erase' then
+                operation := penstock.advance_erasure(operation, p_limit, moment);
+            elsif operation.kind = 'replay' then
+                most := least(p_limit, 200);
+                last := least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC';
+                operation.at_day := coalesce(
+                    operation.at_day,
+                    greatest(
+                        (select min(finished_at at time zone 'UTC')::date from penstock.archived_jobs),
+                        ((operation.filter ->> 'since')::timestamptz at time zone 'UTC')::date
+                    )
+                );
+                looked := array(
+                    select archived.id from penstock.archived_jobs as archived
+                    where archived.finished_at >= operation.at_day::timestamp at time zone 'UTC'
+                        and archived.finished_at < (operation.at_day + 1)::timestamp at time zone 'UTC'
+                        and (operation.at_id is null or archived.id > operation.at_id)
+                    order by archived.id
+                    limit most
+                );
+                operation := penstock.replay_matching(operation, looked);
+            else
+                if operation.at_id is null then
+                    operation.postponed := 0;
+                end if;
+                looked := penstock.next_unfinished(operation.at_id, most, (operation.filter ->> 'workflow')::uuid);
+                operation := case operation.kind
+                    when 'set-priority' then penstock.prioritise_matching(operation, looked, moment)
+                    when 'run-now' then penstock.make_due_matching(operation, looked, moment)
+                    else penstock.cancel_matching(operation, looked, moment)
+                end;
+            end if;
+            if operation.kind <> 'erase' then
+                operation.looked_at := operation.looked_at + cardinality(looked);
+                operation.at_id := looked[cardinality(looked)];
+            end if;
+            if operation.kind <> 'erase' and cardinality(looked) < most then
+                -- The end of a day of the archive, or of a pass over the queue.
+                operation.at_id := null;
+                if operation.kind = 'replay' and operation.at_day < last then
+                    operation.at_day := operation.at_day + 1;
+                elsif operation.postponed = 0 then
+                    operation.state := 'finished';
+                end if;
+            end if;
+            exit;
+        exception
+            when transaction_rollback or lock_not_available or insufficient_resources or operator_intervention then
+                raise;
+            when others then
+                -- It holds up no other one, and is tried again when these have had their batch.
+                failing := failing || operation.id;
+                update penstock.operations
+                set updated_at = greatest(clock_timestamp(), moment), error = left(format('the batch fails: %s (SQLSTATE %s)', sqlerrm, sqlstate), 1000)
+                where id = operation.id;
         end;
-    end if;
-    if operation.kind <> 'erase' then
-        operation.looked_at := operation.looked_at + cardinality(looked);
-        operation.at_id := looked[cardinality(looked)];
-    end if;
-    if operation.kind <> 'erase' and cardinality(looked) < most then
-        -- The end of a day of the archive, or of a pass over the queue.
-        operation.at_id := null;
-        if operation.kind = 'replay' and operation.at_day < last then
-            operation.at_day := operation.at_day + 1;
-        elsif operation.postponed = 0 then
-            operation.state := 'finished';
-        end if;
-    end if;
+    end loop;
     update penstock.operations
     set state = operation.state,
         updated_at = greatest(clock_timestamp(), moment),
@@ -348,4 +368,4 @@ begin
 end
 $$;
 comment on function penstock.advance_operation(integer) is
-    'Does the next batch of an operation, which looks at up to p_limit jobs, in one transaction: of the one whose last batch is the oldest. Returns it, or null when none is to be advanced now. The maintenance of every worker calls it.';
+    'Does the next batch of an operation, which looks at up to p_limit jobs, in one transaction: of the one whose last batch is the oldest. Returns it, or null when none is to be advanced now. One whose batch raises an error notes that in its column error, and is passed over. The maintenance of every worker calls it.';
