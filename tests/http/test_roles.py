@@ -315,6 +315,19 @@ def test_a_user_of_some_job_types_gets_nothing_of_the_others(served: Served) -> 
     assert wrong == []
 
 
+def test_a_pool_that_is_not_there_names_no_pools_of_others(served: Served) -> None:
+    names = dict.fromkeys(("id", "key"), "mine") | {"pool": "mine"}
+    answers = {}
+    with served.client(auth=("narrow", "narrow-password")) as client:
+        for method, path in TABLE:
+            if "{pool}" in path:
+                answers[method, path] = answered(client, method, path, names)
+    assert all(answer.status_code in (400, 404) for answer in answers.values())
+    assert [route for route, answer in answers.items() if "theirs" in answer.text] == []
+    with served.client(auth=("admin", "admin-password")) as client:
+        assert "theirs-pool" in client.get("/v1/pools/mine").text
+
+
 def test_a_worker_that_works_for_others_too_is_nobodys_to_end(served: Served) -> None:
     with served.client(auth=("narrow", "narrow-password")) as client:
         shown = next(one for one in client.get("/v1/workers").json() if one["id"] == "shared")

@@ -26,11 +26,11 @@ async def details(database: Database, name: str | None = None) -> list[PoolDetai
     return [PoolDetails(*tuple(row)) for row in await database.fetch("select * from penstock.pool_details($1)", name)]
 
 
-async def require(database: Database, name: str) -> PoolDetails:
-    """The pool with this name. Raises `NotFound`."""
+async def require(database: Database, name: str, may_see: Callable[[str], bool] | None = None) -> PoolDetails:
+    """The pool with this name. Raises `NotFound`, which names the pools that there are; with `may_see`, of these only such."""
     found = await details(database, name)
     if not found:
-        known = [pool.name for pool in await details(database)]
+        known = [pool.name for pool in await details(database) if may_see is None or may_see(pool.name)]
         raise NotFound(f"no such pool: {name}", hint=f"There are: {', '.join(known[:20]) or 'none'}.")
     return found[0]
 

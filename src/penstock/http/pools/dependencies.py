@@ -16,7 +16,7 @@ PoolName = Annotated[str, Path(description="Pool.", examples=["fibonacci"], max_
 async def _open_pool(pool: PoolName, user: User, database: OpenDatabase, path: Instance) -> str:
     """The pool of a path. Raises `ApiError` 403, `NotFound`."""
     user.require(pool, path)
-    await pool_views.require(database, pool)
+    await pool_views.require(database, pool, user.may)
     return pool
 
 

@@ -13,6 +13,7 @@ from penstock.errors import NotFound
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.http import bodies, shapes
+from penstock.http.auth import Principal
 from penstock.http.errors import ApiError, missing, not_found
 from penstock.http.jobs.enqueuing import SingleJobs
 from penstock.http.openapi import LINK, json_body
@@ -75,20 +76,21 @@ async def create_pool(
         raise ApiError(409, "conflict", f"There is a pool {new.name} already", instance=path, in_body=True)
     options = new.limits() | {"assignor": new.assignor, "slots": new.slots or 256}
     await pools.create_pool(service.database, new.name, options, new.as_options(), convert=new.convert)
-    return await _details(service, new.name)
+    return await _details(service, new.name, user)
 
 
 @api.get("/v1/pools/{pool:name}", dependencies=[READ])
 async def get_pool(pool: PoolName, service: CurrentService, user: User, path: Instance) -> PoolDetails:
     """One pool. What waits is counted every few seconds."""
     user.require(pool, path)
-    return await _details(service, pool)
+    return await _details(service, pool, user)
 
 
 @api.patch("/v1/pools/{pool:name}", dependencies=[ADMIN])
 async def change_pool(
     pool: OpenPool,
     service: CurrentService,
+    user: User,
     options: Annotated[PoolOptions, body(PoolOptions, {"slots": 512, "key_concurrency": 1})],
 ) -> PoolDetails:
     """Change limits of keys, or give the live pool more slots. 409 for fewer slots than it has."""
@@ -98,7 +100,7 @@ async def change_pool(
     if options.slots is not None:
         await pools.resize(database, pool, options.slots)
         await balance.rebalance(database, pool, None)
-    return await _details(service, pool)
+    return await _details(service, pool, user)
 
 
 @api.delete("/v1/pools/{pool:name}", dependencies=[ADMIN], status_code=204, response_class=Response)
@@ -138,7 +140,7 @@ async def enqueue(
     if not given.key:
         raise missing("key", path)
     id = make_id() if given_id is None else bodies.job_id(given_id)
-    await pool_views.require(database, pool)
+    await pool_views.require(database, pool, user.may)
     put = await jobs.enqueue(pool, id, bodies.check_data(data), given, traceparent)
     if put.name is None or put.outcome is EnqueueOutcome.ARCHIVED:
         raise ApiError(
@@ -266,8 +268,8 @@ async def scale(service: CurrentService, user: User, wait_s: WaitS = 5.0) -> lis
     return [one for one in await service.scaling.advice(wait_s) if user.may(one.name)]
 
 
-async def _details(service: Service, pool: str) -> PoolDetails:
-    details = await pool_views.require(service.database, pool)
+async def _details(service: Service, pool: str, user: Principal) -> PoolDetails:
+    details = await pool_views.require(service.database, pool, user.may)
     return details.with_counts(next((count for count in await service.counts() if count.name == pool), None))
 
 
