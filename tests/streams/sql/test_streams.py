@@ -288,6 +288,33 @@ async def test_a_load_whose_chunks_do_not_fit_is_refused(app: Penstock, sql: Sql
         assert refused.value.sqlstate == "PS400"
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "(array['a', 'b'], array[array['1'], array['2']])",
+        "('[7:8]={a,b}', array['1', '2'])",
+        "(array[array['a'], array['b']], array['1', '2'])",
+    ],
+)
+async def test_loaded_and_staged_arrays_that_are_no_plain_lists_are_refused(app: Penstock, sql: Sql, odd: str) -> None:
+    """Their elements are not at the places at which readers look for them: the events would have neither key nor payload."""
+    await app.stream("events", int, partitions=1).declare()
+    values = f"select 'events', 0, 2, given.keys::text[], given.data::text[] from (values {odd}) as given (keys, data)"
+    loaded = values.replace("data::text", "data::json")
+    with pytest.raises(asyncpg.PostgresError, match="an array has the dimensions") as refused:
+        await sql.execute(f"insert into penstock.loaded_chunks (stream, partition, events, keys, data) {loaded}")
+    assert refused.value.sqlstate == "PS400"
+    part = await sql.fetchval("select penstock.parts_of(1, 'stream events') || '0'")
+    await sql.execute(
+        "insert into penstock.staged_events (writer, part, place, width, stream, partition, events, keys, data)"
+        f" select 'w', $1, 1, 1, staged.* from ({values}) as staged",
+        part,
+    )
+    with pytest.raises(asyncpg.PostgresError, match="an array has the dimensions") as refused:
+        await sql.execute("select penstock.commit_staged_events('w', 1, array[$1], 2, 'stream events')", part)
+    assert refused.value.sqlstate == "PS400"
+
+
 # -- bad input
 
 BAD = [

@@ -78,6 +78,11 @@ begin
             using errcode = 'PS400',
                   hint = format('It has the partitions 0 to %s, and payloads in the format %s.', p_stream.partitions - 1, p_stream.format);
     end if;
+    perform penstock.check_lists(
+        array[array_dims(staged.data), array_dims(staged.bytes), array_dims(staged.keys), array_dims(staged.headers), array_dims(staged.times)]
+    )
+    from penstock.staged_events as staged
+    where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts) and staged.stream = p_stream.name;
     if p_stream.encrypted then
         -- Staged before the stream was encrypted, or by hand.
         perform penstock.refuse_plain_events(p_stream, staged.data::json[], staged.bytes)

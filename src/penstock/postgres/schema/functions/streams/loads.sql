@@ -11,6 +11,9 @@ declare
     stream constant penstock.streams := penstock.require_stream(new.stream);
 begin
     -- Here and not in end_load: nothing more is copied after the first bad chunk, and what is stored may be compressed.
+    perform penstock.check_lists(
+        array[array_dims(new.data), array_dims(new.bytes), array_dims(new.keys), array_dims(new.headers), array_dims(new.times)]
+    );
     if penstock.check_events(stream, new.data, new.bytes, new.keys, new.headers, new.times) <> new.events
         or new.partition not between 0 and stream.partitions - 1
     then
