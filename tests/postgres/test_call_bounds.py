@@ -205,6 +205,14 @@ BAD_DOCUMENTS = [
     "select * from penstock.enqueue_many('pool', array['{}'::jsonb], p_keys => '[0:0]={k}', p_unique_keys => '{u}')",
     f"select penstock.settle_attempts('{{pool,pool}}', '[0:1]={{{uuid4()},{uuid4()}}}', '{{1,1}}', '{{succeeded,succeeded}}')",
     "select * from penstock.scan_events('events', null, array[0], array[0, 1], array[0], '{}', '[]')",
+    "select penstock.declare_stream('events', 1, '7')",
+    "select penstock.declare_stream('events', 1, '[]')",
+    "select penstock.declare_stream('events', 1, null)",
+    "select penstock.commit_staged('w', 1, '{}', null, 'job pool')",
+    "select penstock.commit_staged_events('w', 1, '{}', null, 'stream events')",
+    "select penstock.open_lake('main', null)",
+    "select * from penstock.prune('170000000 years')",
+    "select penstock.prune_messages('170000000 years')",
 ]
 
 

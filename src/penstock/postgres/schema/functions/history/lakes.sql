@@ -13,6 +13,9 @@ begin
         raise exception 'invalid name of a lake: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400', hint = 'It has 1 to 100 letters, digits, ".", "-" or "_".';
     end if;
+    if p_uri is null then
+        raise exception 'the lake % has no place', p_name using errcode = 'PS400', hint = 'Give the URI of its folder.';
+    end if;
     insert into penstock.lakes (name, uri, created_at, updated_at)
     values (p_name, p_uri, penstock.clock(), penstock.clock())
     on conflict (name) do nothing;

@@ -204,7 +204,7 @@ declare
     classes smallint[] := '{}';
     class smallint;
 begin
-    if p_keep < interval '0' then
+    if p_keep < interval '0' or p_keep > interval '366000 days' and isfinite(p_keep) then
         raise exception 'cannot keep %', p_keep
             using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days; null: for ever.';
     end if;

@@ -33,6 +33,10 @@ begin
         raise exception 'writer % has no epoch', quote_literal(p_writer)
             using errcode = 'PS400', hint = 'Number the writes of a writer: a number that was written before, or a lower one, is not written again.';
     end if;
+    if p_rows is null then
+        raise exception 'writer % does not say how many rows it has staged', quote_literal(p_writer)
+            using errcode = 'PS400', hint = 'Give their number, so that rows which are missing are noticed.';
+    end if;
     insert into penstock.sink_epochs as noted (role, writer, target, epoch, jobs, query, offsets, committed_at)
     values (caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, penstock.clock())
     on conflict (writer, target, role) do update

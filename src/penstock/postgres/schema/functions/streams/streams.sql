@@ -210,6 +210,10 @@ begin
                 declared := penstock.require_stream(p_name);
         end;
     end if;
+    if jsonb_typeof(p_options) is distinct from 'object' then
+        -- Which says what is wrong.
+        return penstock.change_stream(p_name, p_options);
+    end if;
     if p_options - '{format,compression}'::text[] = '{}' then
         -- An application that uses the stream of another one declares no options, and stores payloads in the same way.
         if coalesce(p_options ->> 'format', declared.format) <> declared.format

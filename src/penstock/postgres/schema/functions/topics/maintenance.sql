@@ -142,7 +142,7 @@ declare
     pruned integer;
 begin
     perform penstock.check_limit(p_limit, 100000);
-    if p_keep is null or p_keep < interval '0' then
+    if p_keep is null or p_keep < interval '0' or p_keep > interval '366000 days' and isfinite(p_keep) then
         raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
             using errcode = 'PS400', hint = 'Give the time for which messages are kept, for example 30 days.';
     end if;
