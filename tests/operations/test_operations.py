@@ -303,6 +303,9 @@ async def test_an_operation_whose_batch_fails_says_so_and_holds_up_no_other(app:
         "running",
         'the batch fails: invalid input syntax for type timestamp with time zone: "never" (SQLSTATE 22007)',
     )
+    (problem,) = [finding for finding in await app.doctor() if finding.check == "operations"]
+    assert problem.level == "problem" and f"{failing.id} (replay) does not go on: the batch fails: invalid" in problem.message
     await sql.execute("update penstock.operations set filter = filter - 'until' where id = $1", failing.id)
     record = await advanced(app, failing.id)
     assert (record.state, record.error) == ("finished", None)
+    assert [finding.level for finding in await app.doctor() if finding.check == "operations"] == ["ok"]

@@ -319,7 +319,15 @@ async def test_a_server_says_what_it_finds_and_the_command_shows_it(app: Penstoc
     def over_http() -> None:
         with serving(url) as served, served.client() as client:
             found = client.get("/v1/doctor").json()
-            assert {one["check"] for one in found} >= {"schema", "workers", "vacuum", "notifications", "clock", "lakes"}
+            assert {one["check"] for one in found} >= {
+                "schema",
+                "workers",
+                "vacuum",
+                "notifications",
+                "clock",
+                "operations",
+                "lakes",
+            }
             (problem,) = [one for one in found if one["level"] == "problem"]
             assert "1 jobs of mail wait, and no worker works on this type" in problem["message"] and problem["advice"]
             run = penstock("", "--server", served.base_url, "doctor", PENSTOCK_SERVER_TOKEN=f"admin.{TOKEN}")

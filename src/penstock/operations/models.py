@@ -14,6 +14,8 @@ from penstock.errors import InvalidInput
 from penstock.jobs.models import GroupReference, group_id
 from penstock.jobs.records import JobId, Status
 
+FAILING_BATCH = "the batch fails: "
+"""How the error of an operation begins whose batch fails as a whole; penstock.advance_operation writes it."""
 OperationKind: TypeAlias = Literal["cancel", "replay", "purge", "set-priority", "run-now"]
 
 
@@ -146,7 +148,7 @@ class OperationRecord:
         skipped: Number of matching jobs that were replayed already.
         failed: Number of matching jobs that could not be changed.
         postponed: Number of jobs that other transactions hold, which the next pass looks at.
-        error: Why the last job that could not be changed could not.
+        error: Why the last job that could not be changed could not; of an operation whose batch fails, `the batch fails: ...`.
         phase: Of an erasure, where it is: `queue`, `archive`, `streams`, `messages`, `signals`, `rest`, `lake` or
             `vacuum`.
         counts: Of an erasure, what it has removed, by kind: `queued`, `archived`, `events`, `messages`, `standing`, `rows` (that
@@ -173,7 +175,9 @@ class OperationRecord:
     skipped: Annotated[int, Field(description="Matching jobs that were replayed already.")]
     failed: Annotated[int, Field(description="Matching jobs that could not be changed.")]
     postponed: Annotated[int, Field(description="Jobs that other transactions hold, for the next pass.")]
-    error: Annotated[str | None, Field(description="Why the last job that could not be changed could not.")]
+    error: Annotated[
+        str | None, Field(description="Why the last job that could not be changed could not, or why the batch fails.")
+    ]
     phase: Annotated[
         str | None, Field(description="Of an erasure: queue, archive, streams, messages, signals, rest, lake or vacuum.")
     ]

@@ -23,6 +23,8 @@ from penstock.history import lake_queries
 from penstock.jobs import type_queries
 from penstock.jobs.records import JobTypeRecord
 from penstock.jobs.top import MOST, TopRecord, top
+from penstock.operations import queries as operation_queries
+from penstock.operations.models import FAILING_BATCH
 from penstock.pools import views as pool_views
 from penstock.postgres import health, migrate
 from penstock.postgres.database import Database
@@ -393,6 +395,20 @@ async def _lakes(database: Database) -> list[Finding]:
     return found or [Finding("lakes", "ok", "all lakes are up to date" if lakes else "there is no lake")]
 
 
+async def _operations(database: Database) -> list[Finding]:
+    found = [
+        Finding(
+            "operations",
+            "problem",
+            f"operation {one.id} ({one.kind}) does not go on: {one.error}",
+            f"It is tried again. Remove what it says, or end it: penstock operations cancel {one.id}",
+        )
+        for one in await operation_queries.operations(database, _MOST_NAMED, running=True)
+        if one.error is not None and one.error.startswith(FAILING_BATCH)
+    ]
+    return found or [Finding("operations", "ok", "no operation fails")]
+
+
 _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "schema": _versions,
     "restore": _restored,
@@ -404,6 +420,7 @@ _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "archive": _archive,
     "streams": _streams,
     "workflows": _workflows,
+    "operations": _operations,
     "lakes": _lakes,
 }
 
