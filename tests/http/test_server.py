@@ -228,8 +228,8 @@ async def test_probes_and_scrapes_are_answered_while_the_database_hangs(url: str
             assert (await get("/readyz")).status_code == 200
             assert "penstock_database_up 1.0" in (await get("/metrics")).text
             proxy.cut()
-            ready, alive, shown = await asyncio.gather(get("/readyz"), get("/healthz"), get("/metrics"))
-            assert (ready.status_code, alive.status_code, shown.status_code) == (503, 200, 200)
+            ready, alive, shown, examined = await asyncio.gather(*map(get, ("/readyz", "/healthz", "/metrics", "/v1/doctor")))
+            assert (ready.status_code, alive.status_code, shown.status_code, examined.status_code) == (503, 200, 200, 503)
             assert "penstock_database_up 0.0" in shown.text
             proxy.mend()
 

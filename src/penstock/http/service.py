@@ -8,12 +8,12 @@ route, and neither knows how the parts are put together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.app import Penstock
-from penstock.core.bounded import Bounded
+from penstock.core.bounded import Bounded, seen
 from penstock.core.cached import Kept
 from penstock.errors import DatabaseUnavailable
 from penstock.http.auth import Authenticator
@@ -101,13 +101,18 @@ class Service:
                 headers={"Retry-After": "1"},
             )
 
-    async def with_time_limit(self, call: Awaitable[R]) -> R:
+    async def with_time_limit(self, call: Coroutine[Any, Any, R]) -> R:
         """A call that is repeated while the database is away, as workers like it, for as long as a request may take."""
+        # A task, since the cancellation of a call waits for a database that hangs.
+        calling = asyncio.create_task(call, name="penstock-limited-call")
+        calling.add_done_callback(seen)
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                return await call
-        except TimeoutError:
-            raise DatabaseUnavailable("the database is not available") from None
+            await asyncio.wait({calling}, timeout=_CALL_TIMEOUT_S)
+            if calling.done():
+                return calling.result()
+            raise DatabaseUnavailable(f"the database has not answered for {_CALL_TIMEOUT_S:g} s")
+        finally:
+            calling.cancel()
 
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""
