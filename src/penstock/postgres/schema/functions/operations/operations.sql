@@ -252,7 +252,66 @@ $$;
 comment on function penstock.next_unfinished(uuid, integer, uuid) is
     'Part of advance_operation: the next ids, in their order, of jobs that are queued, run or wait for others; with p_workflow only of its jobs. p_after null: from the first on.';
 
--- Long, since it takes an operation through all its states: which is next, its batch, and its end stand in one place.
+create or replace function penstock.do_batch(p_operation penstock.operations, p_limit integer, p_moment timestamptz)
+returns penstock.operations
+language plpgsql
+as $$
+declare
+    operation penstock.operations := p_operation;
+    most integer := p_limit;
+    last date;
+    looked uuid[];
+begin
+    if operation.kind = 'erase' then
+        return penstock.advance_erasure(operation, p_limit, p_moment);
+    elsif operation.kind = 'replay' then
+        -- A replay costs as much as several cancellations.
+        most := least(p_limit, 200);
+        last := least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC';
+        operation.at_day := coalesce(
+            operation.at_day,
+            greatest(
+                (select min(finished_at at time zone 'UTC')::date from penstock.archived_jobs),
+                ((operation.filter ->> 'since')::timestamptz at time zone 'UTC')::date
+            )
+        );
+        looked := array(
+            select archived.id from penstock.archived_jobs as archived
+            where archived.finished_at >= operation.at_day::timestamp at time zone 'UTC'
+                and archived.finished_at < (operation.at_day + 1)::timestamp at time zone 'UTC'
+                and (operation.at_id is null or archived.id > operation.at_id)
+            order by archived.id
+            limit most
+        );
+        operation := penstock.replay_matching(operation, looked);
+    else
+        if operation.at_id is null then
+            operation.postponed := 0;
+        end if;
+        looked := penstock.next_unfinished(operation.at_id, most, (operation.filter ->> 'workflow')::uuid);
+        operation := case operation.kind
+            when 'set-priority' then penstock.prioritise_matching(operation, looked, p_moment)
+            when 'run-now' then penstock.make_due_matching(operation, looked, p_moment)
+            else penstock.cancel_matching(operation, looked, p_moment)
+        end;
+    end if;
+    operation.looked_at := operation.looked_at + cardinality(looked);
+    operation.at_id := looked[cardinality(looked)];
+    if cardinality(looked) < most then
+        -- The end of a day of the archive, or of a pass over the queue.
+        operation.at_id := null;
+        if operation.kind = 'replay' and operation.at_day < last then
+            operation.at_day := operation.at_day + 1;
+        elsif operation.postponed = 0 then
+            operation.state := 'finished';
+        end if;
+    end if;
+    return operation;
+end
+$$;
+comment on function penstock.do_batch(penstock.operations, integer, timestamptz) is
+    'Part of advance_operation: the next batch of an operation, whose row the caller has locked. Returns the operation as it is then, which is not written yet.';
+
 create or replace function penstock.advance_operation(p_limit integer default 1000)
 returns penstock.operations
 language plpgsql
@@ -261,11 +320,7 @@ set search_path = penstock, pg_temp
 as $$
 declare
     moment constant timestamptz := penstock.clock();
-    -- A replay costs as much as several cancellations.
-    most integer;
     operation penstock.operations;
-    last date;
-    looked uuid[];
     failing uuid[] := '{}';
 begin
     perform penstock.check_limit(p_limit, 10000);
@@ -285,56 +340,11 @@ begin
         end if;
         perform pg_current_xact_id();
         perform penstock.ensure_archive(moment);
-        most := p_limit;
+        if operation.error like 'the batch fails: %' then
+            operation.error := null;
+        end if;
         begin
-            if operation.error like 'the batch fails: %' then
-                operation.error := null;
-            end if;
-            if operation.kind = 'erase' then
-                operation := penstock.advance_erasure(operation, p_limit, moment);
-            elsif operation.kind = 'replay' then
-                most := least(p_limit, 200);
-                last := least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC';
-                operation.at_day := coalesce(
-                    operation.at_day,
-                    greatest(
-                        (select min(finished_at at time zone 'UTC')::date from penstock.archived_jobs),
-                        ((operation.filter ->> 'since')::timestamptz at time zone 'UTC')::date
-                    )
-                );
-                looked := array(
-                    select archived.id from penstock.archived_jobs as archived
-                    where archived.finished_at >= operation.at_day::timestamp at time zone 'UTC'
-                        and archived.finished_at < (operation.at_day + 1)::timestamp at time zone 'UTC'
-                        and (operation.at_id is null or archived.id > operation.at_id)
-                    order by archived.id
-                    limit most
-                );
-                operation := penstock.replay_matching(operation, looked);
-            else
-                if operation.at_id is null then
-                    operation.postponed := 0;
-                end if;
-                looked := penstock.next_unfinished(operation.at_id, most, (operation.filter ->> 'workflow')::uuid);
-                operation := case operation.kind
-                    when 'set-priority' then penstock.prioritise_matching(operation, looked, moment)
-                    when 'run-now' then penstock.make_due_matching(operation, looked, moment)
-                    else penstock.cancel_matching(operation, looked, moment)
-                end;
-            end if;
-            if operation.kind <> 'erase' then
-                operation.looked_at := operation.looked_at + cardinality(looked);
-                operation.at_id := looked[cardinality(looked)];
-            end if;
-            if operation.kind <> 'erase' and cardinality(looked) < most then
-                -- The end of a day of the archive, or of a pass over the queue.
-                operation.at_id := null;
-                if operation.kind = 'replay' and operation.at_day < last then
-                    operation.at_day := operation.at_day + 1;
-                elsif operation.postponed = 0 then
-                    operation.state := 'finished';
-                end if;
-            end if;
+            operation := penstock.do_batch(operation, p_limit, moment);
             exit;
         exception
             when transaction_rollback or lock_not_available or insufficient_resources or operator_intervention then
