@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -168,3 +172,78 @@ async def test_a_timeout_does_not_wait_for_a_signal_whose_transaction_stays_open
 
 async def _has_timed_out(app: Penstock, id: UUID) -> bool:
     return any(step.timed_out for step in await app.steps(id))
+
+
+async def _except_base_exception(job: Job[Any]) -> None:
+    with suppress(BaseException):
+        await job.sleep("nap", DAY)
+
+
+async def _return_in_finally(job: Job[Any]) -> None:
+    try:
+        await job.wait_for("nap", timeout=DAY)
+    finally:
+        return  # noqa: B012
+
+
+async def _gather_with_exceptions(job: Job[Any]) -> None:
+    await asyncio.gather(job.sleep("nap", DAY), return_exceptions=True)
+
+
+async def _wait_for_tasks(job: Job[Any]) -> None:
+    await asyncio.wait([asyncio.create_task(job.sleep("nap", DAY))])
+
+
+async def _another_step_behind_it(job: Job[Any]) -> None:
+    await asyncio.gather(job.sleep("nap", DAY), return_exceptions=True)
+    await job.step("pay", int)
+
+
+def _in_a_thread(job: Job[Any]) -> None:
+    thread = threading.Thread(target=lambda: _except_base_exception_blocking(job))
+    thread.start()
+    thread.join()
+
+
+def _except_base_exception_blocking(job: Job[Any]) -> None:
+    with suppress(BaseException):
+        job.sleep_blocking("nap", DAY)
+
+
+CATCHING: list[Callable[[Job[Any]], Awaitable[None] | None]] = [
+    _except_base_exception,
+    _return_in_finally,
+    _gather_with_exceptions,
+    _wait_for_tasks,
+    _another_step_behind_it,
+    _in_a_thread,
+    _except_base_exception_blocking,
+]
+
+
+@pytest.mark.parametrize("handler", CATCHING)
+async def test_a_handler_that_catches_its_suspension_and_returns_has_failed(
+    app: Penstock, handler: Callable[[Job[Any]], Any]
+) -> None:
+    app.job("order", max_attempts=1)(handler)
+    receipt = await app.enqueue("order")
+    [record] = await run_due_jobs(app)
+    assert (record.id, record.status) == (receipt.id, "failed")
+    assert record.errors[0]["type"] == "SuspensionCaught"
+    assert "the step nap had not ended: it caught Suspended" in record.errors[0]["message"]
+
+
+async def test_an_attempt_behind_a_caught_suspension_waits_for_the_rest_of_its_time(app: Penstock) -> None:
+    catches = [True]
+
+    @app.job("order", max_attempts=2, backoff=AT_ONCE)
+    async def order(job: Job[Any]) -> None:
+        await asyncio.gather(job.sleep("nap", DAY), return_exceptions=catches.pop() if catches else False)
+
+    receipt = await order.enqueue({})
+    await run_due_jobs(app)
+    assert await status(app, receipt.id) == "waiting"
+    await advance(app, DAY)
+    await run_due_jobs(app)
+    record = await app.find(receipt.id)
+    assert (record.status, record.attempt) == ("succeeded", 2)

@@ -31,6 +31,21 @@ class Suspended(BaseException):
         self.step = step
 
 
+class SuspensionCaught(RuntimeError):
+    """A handler returned although this run was to end with a suspension, which it caught: what it waits for has not happened.
+
+    Args:
+        step: Name of the step for which the job waits.
+    """
+
+    def __init__(self, step: str) -> None:
+        super().__init__(
+            f"the handler returned although the step {step} had not ended: it caught Suspended, the exception that ends a run. "
+            "Catch Exception instead of BaseException, return nothing in finally, and let sleep, wait_for and gather be awaited "
+            "where their exception is raised again: not in asyncio.gather(return_exceptions=True), asyncio.wait or a thread."
+        )
+
+
 def suspended_by(error: BaseException) -> str | None:
     """The step for which a job is suspended whose handler raised this error; None: it is another error.
 

@@ -24,6 +24,7 @@ from penstock.core.tracing import Tracing
 from penstock.core.user_code import check_ran, in_thread
 from penstock.jobs.handler import set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
+from penstock.jobs.steps import SuspensionCaught
 from penstock.jobs.worked import WorkedType
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -336,6 +337,8 @@ class Executor:
                     result = await worked.handler(job)
                 else:
                     result = await in_thread(self._threads, worked.handler, job)
+            if running.suspended is not None:
+                raise SuspensionCaught(running.suspended)
             detail = None
             if result is not None:
                 check_ran(result, claimed.name)

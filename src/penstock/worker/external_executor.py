@@ -43,6 +43,7 @@ class Pulled(HeldJob):
         self.finishing: Finishing | None = None
         self.lines: Lines | None = None
         self.reason: str | None = None
+        self.suspended: str | None = None
         self.too_late_at = claimed_at + claimed.lease_s * _LONGEST_WAIT
         self.settled: asyncio.Future[str | None] | None = None
         # When the program got it, by the monotonic clock.

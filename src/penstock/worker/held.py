@@ -36,7 +36,7 @@ class HeldJob:
     Its subclasses set its attributes themselves, which saves a call for each job.
     """
 
-    __slots__ = ("claimed", "executor", "finishing", "lease", "lines", "may_start", "reason")
+    __slots__ = ("claimed", "executor", "finishing", "lease", "lines", "may_start", "reason", "suspended")
 
     executor: JobHolder
     claimed: ClaimedJob
@@ -49,6 +49,8 @@ class HeldJob:
     """Lines of its log that are not written yet."""
     reason: str | None
     """Why its handler or program was told to stop."""
+    suspended: str | None
+    """The step with whose wait this run was to end: its handler was raised `Suspended`."""
 
     @property
     def sealer(self) -> Sealer:

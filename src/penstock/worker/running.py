@@ -63,6 +63,7 @@ class Running(HeldJob):
         self.finishing: Finishing | None = None  # its handler wrote of it in its own transaction
         self.lines: Lines | None = None  # of its log, which are not written yet
         self.reason: str | None = None  # why its handler was told to stop
+        self.suspended: str | None = None  # the step with whose wait this run was to end
         self.traceparent = claimed.traceparent  # of its producer, then of the span of its handler
 
     def steps(self) -> Steps:

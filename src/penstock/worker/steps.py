@@ -207,7 +207,7 @@ class Steps:
             assert answer.group is not None  # noqa: S101
             await self._enqueue(name, children, answer.group)
             await queries.seal_group(self._recorder.database, answer.group)
-            raise Suspended(name)
+            raise self._suspended(name)
         if answer.state == "ended":
             found, keeps = await self._results(name, children)
             text = self._text(name, dump_json(found, f"the step {name}"))
@@ -309,7 +309,7 @@ class Steps:
         if answer.state == "other":
             raise self._other_kind(name)
         if answer.state == "open":
-            raise Suspended(name)
+            raise self._suspended(name)
         return answer
 
     async def _when_free(self, name: str, call: Callable[[], Awaitable[T]], state_of: Callable[[T], str]) -> T:
@@ -379,6 +379,11 @@ class Steps:
 
     def _opened(self, name: str, stored: str | None) -> str:
         return self._held.sealer.open("step", stored or "null", str(self._held.claimed.id), name)
+
+    def _suspended(self, name: str) -> Suspended:
+        """What ends this run. A handler that returns all the same has caught it, which the executor has to know."""
+        self._held.suspended = name
+        return Suspended(name)
 
     def _lost(self) -> Conflict:
         return Conflict(
