@@ -30,6 +30,32 @@ end
 $$;
 comment on function penstock.check_search(text, integer, integer, text[], text[]) is 'Part of the search: raises PS400 for a status or a bound that there is not.';
 
+create or replace function penstock.check_place(p_after text, p_kind text)
+returns void
+language plpgsql
+stable
+as $$
+begin
+    if p_after is null then
+        return;
+    end if;
+    begin
+        perform split_part(p_after, '|', 2)::uuid;
+        if p_kind = 'finished_at' then
+            perform split_part(p_after, '|', 1)::timestamptz;
+        elsif p_kind = 'xid' then
+            perform split_part(p_after, '|', 1)::xid8;
+        end if;
+    exception
+        when data_exception then
+            raise exception 'invalid place in the search: %', left(p_after, 100)
+                using errcode = 'PS400', hint = 'Give the place of the last row of the call before, with the same conditions, or null to begin.';
+    end;
+end
+$$;
+comment on function penstock.check_place(text, text) is
+    'Part of the search: raises PS400 unless this is null or a place as a search returns them. p_kind: what of a row is its place beside the id; null: nothing.';
+
 create or replace function penstock.field_of(p_data jsonb, p_path text[])
 returns text
 language sql
@@ -80,13 +106,15 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    below constant uuid := case when p_after is null then null else split_part(p_after, '|', 2)::uuid end;
+    below uuid;
     of_group constant text := case when p_workflow is not null then ' and job.workflow = $13' else '' end;
     source text;
     wanted text;
     counted bigint;
 begin
     perform penstock.check_search(p_status, p_limit, p_most, p_names, p_path);
+    perform penstock.check_place(p_after, null);
+    below := split_part(p_after, '|', 2)::uuid;
     if p_status in ('succeeded', 'failed', 'expired', 'cancelled') then
         return;
     end if;
@@ -237,6 +265,7 @@ declare
     counted bigint;
 begin
     perform penstock.check_search(p_status, p_limit, p_most, p_names, p_path);
+    perform penstock.check_place(p_after, placed);
     if p_status in ('waiting', 'queued', 'in-progress') then
         return;
     end if;

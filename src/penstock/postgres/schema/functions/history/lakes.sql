@@ -54,6 +54,31 @@ as $$
 $$;
 comment on function penstock.lake_sketches(text, text[], timestamptz[]) is 'What a batch has to merge its sketches with.';
 
+create or replace function penstock.check_lake_files(p_files jsonb)
+returns void
+language plpgsql
+as $$
+declare
+    example constant text := '{"kind": "jobs", "day": "2026-11-22", "type": "invoice", "path": "jobs/1.parquet", "rows": 5, "bytes": 900}';
+    file jsonb;
+begin
+    perform penstock.check_documents(p_files, array['kind', 'day', 'type', 'path', 'rows', 'bytes'], 'file', example);
+    for file in select jsonb_array_elements(p_files) loop
+        begin
+            if not coalesce(file ->> 'kind' in ('jobs', 'attempts', 'rollups', 'runs'), false) or (file ->> 'day')::date is null
+                or (file ->> 'type') is null or (file ->> 'path') is null or (file ->> 'rows')::bigint is null or (file ->> 'bytes')::bigint is null then
+                raise data_exception;
+            end if;
+        exception
+            when data_exception then
+                raise exception 'invalid file: %', left(file::text, 200)
+                    using errcode = 'PS400', hint = 'Give each file like ' || example || '.';
+        end;
+    end loop;
+end
+$$;
+comment on function penstock.check_lake_files(jsonb) is 'Part of commit_lake_batch and swap_lake_files: raises PS400 unless these are files.';
+
 create or replace function penstock.add_lake_files(p_lake text, p_batch bigint, p_files jsonb)
 returns void
 language sql
@@ -112,6 +137,7 @@ begin
         raise exception 'jobs were erased from the lake % while its batch % was under way', p_lake, p_batch
             using errcode = 'PS409', hint = 'Read the batch again.';
     end if;
+    perform penstock.check_lake_files(p_files);
     perform penstock.add_lake_files(p_lake, p_batch, p_files);
 
     insert into penstock.rollups as known
@@ -253,6 +279,7 @@ declare
     files_gone bigint;
 begin
     perform penstock.check_size(cardinality(p_gone), 100000, 'files');
+    perform penstock.check_lake_files(p_files);
     perform from penstock.lakes where name = p_lake for update;
     with gone as (
         delete from penstock.lake_files where lake = p_lake and path = any (p_gone) returning rows

@@ -100,7 +100,7 @@ begin
     for target in select key as name, value as one from jsonb_each(named) order by key loop
         if penstock.note_epoch(
             p_writer, case when by_column then kind || ' ' || target.name else p_target end, p_epoch,
-            (target.one ->> 'rows')::bigint, p_query, p_offsets
+            substring(target.one ->> 'rows' from '^[0-9]{1,18}$')::bigint, p_query, p_offsets
         ) then
             noted := noted || jsonb_build_object(target.name, target.one);
         end if;
@@ -202,38 +202,6 @@ end
 $$;
 comment on function penstock.insert_staged(text, text[], timestamptz) is
     'Part of commit_staged: the fast way, for jobs of queues that have neither ids nor unique keys, so that there is nothing to meet.';
-
-create or replace function penstock.refuse_staged(p_writer text, p_parts text[], p_moment timestamptz)
-returns void
-language plpgsql
-as $$
-declare
-    wrong record;
-begin
-    for wrong in
-        select staged.*
-        from penstock.staged_jobs as staged
-        where staged.writer = p_writer
-            and staged.role = session_user
-            and staged.part = any (p_parts)
-            and (
-                octet_length(staged.data) > 1048576
-                or penstock.problem_of(staged.data::jsonb) is not null
-                or staged.run_after <> penstock.shown_time(staged.run_after)
-                or staged.expires_at <> penstock.shown_time(staged.expires_at)
-                or not penstock.is_key(staged.key)
-                or staged.priority not between -100 and 100
-            )
-    loop
-        perform penstock.check_jobs(
-            wrong.name, array[wrong.data::jsonb], null, array[wrong.key], array[wrong.priority], null, p_moment
-        );
-        perform penstock.check_times(array[wrong.run_after, wrong.expires_at]);
-    end loop;
-end
-$$;
-comment on function penstock.refuse_staged(text, text[], timestamptz) is
-    'Part of commit_staged: refuses with the words of enqueue_many what enqueue_many would refuse.';
 
 create or replace function penstock.enqueue_staged(p_writer text, p_parts text[])
 returns bigint
@@ -337,14 +305,20 @@ begin
             delete from penstock.staged_jobs
             where writer = p_writer and role = session_user and part = any (p_parts) and not noted ? name;
         end if;
-        if doubtful then
-            perform penstock.refuse_staged(p_writer, p_parts, moment);
-        end if;
-        if careful then
-            known := penstock.enqueue_staged(p_writer, p_parts);
-        else
-            perform penstock.insert_staged(p_writer, p_parts, moment);
-        end if;
+        begin
+            if doubtful then
+                perform penstock.refuse_staged(p_writer, p_parts, moment);
+            end if;
+            if careful then
+                known := penstock.enqueue_staged(p_writer, p_parts);
+            else
+                perform penstock.insert_staged(p_writer, p_parts, moment);
+            end if;
+        exception
+            when data_exception then
+                perform penstock.refuse_unreadable(p_writer, p_parts);
+                raise;
+        end;
         queued := p_rows - known;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.

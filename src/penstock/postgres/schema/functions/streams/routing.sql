@@ -18,6 +18,7 @@ immutable
 strict
 parallel safe
 as $$
+    select penstock.check_limit(p_partitions, 1024, 'number of partitions');
     -- The hash of a bucket's number as text, so that neighbouring buckets do not go together.
     select array_agg(penstock.jump_hash(penstock.key_hash(bucket::text), p_partitions)::smallint order by bucket)
     from generate_series(0, 4095) as bucket

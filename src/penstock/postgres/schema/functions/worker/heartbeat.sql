@@ -63,6 +63,10 @@ begin
         greatest(cardinality(p_groups), cardinality(p_members), cardinality(p_sessions)),
         100000, 'members'
     );
+    if p_blocked_s not between 0 and 1e9 then
+        raise exception 'invalid time for which the event loop is blocked: %', p_blocked_s
+            using errcode = 'PS400', hint = 'Give seconds, from 0 to 1,000,000,000, or null when nothing blocks it.';
+    end if;
     if p_worker is not null then
         update penstock.workers
         set seen_at = moment,
