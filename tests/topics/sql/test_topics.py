@@ -250,16 +250,22 @@ async def test_names_that_collide_are_refused(app: Penstock) -> None:
 
 
 async def test_a_subscription_that_is_not_renewed_ends_with_its_queue(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
-    await memos.subscribe("bob", ttl=timedelta(seconds=1))
-    await memos.subscribe("alice", ttl=timedelta(seconds=60))
     old = "select pg_postmaster_start_time() < now() - interval '2 s'"
     await eventually(lambda: sql.fetchval(old), "the server to be up for longer than the time to live")
-    await memos.publish("both")
-    await sql.execute("update penstock.subscriptions set expires_at = now() - interval '1 s' where client_id = 'bob'")
+    for client in ("bob", "alice"):
+        await memos.subscribe(client, ttl=timedelta(seconds=60))
+    assert (await memos.publish("both")).receivers == 2
+    # The time to live of one has passed.
+    await sql.execute(
+        "update penstock.subscriptions set ttl = '1 s', expires_at = now() - interval '1 s' where client_id = 'bob'"
+    )
     assert not await memos.renew("bob")
     assert await memos.renew("alice")
     assert (await memos.publish("alice only")).receivers == 1
     # Its queue is kept for as long again, for a worker that was cut off.
+    kept = "select queue, look_at - ended_at from penstock.ended_queues"
+    assert [tuple(row) for row in await sql.fetch(kept)] == [("memos_bob", timedelta(seconds=1))]
+    await sql.execute("update penstock.ended_queues set look_at = now() + interval '1 minute'")
     assert await sql_topics.maintain(await app.database()) == (0, 0)
     await sql.execute("update penstock.ended_queues set look_at = now()")
     assert await sql_topics.maintain(await app.database()) == (0, 1)
@@ -272,7 +278,7 @@ async def test_workers_keep_their_subscriptions_and_maintain_those_of_others(url
     app = Penstock(url)
     memos = app.topic("memos")
 
-    @memos.subscriber("live", ttl=timedelta(seconds=1))
+    @memos.subscriber("live", ttl=timedelta(seconds=3))
     async def live(job: Job[int]) -> int:
         return job.data
 
@@ -288,6 +294,8 @@ async def test_workers_keep_their_subscriptions_and_maintain_those_of_others(url
             return bool(queues == ["memos_live"])
 
         await eventually(only_live, "the end of the dead subscriber's queue")
+        outlived = "select expires_at > created_at + 2 * ttl from penstock.subscriptions where client_id = 'live'"
+        await eventually(lambda: sql.fetchval(outlived), "a renewal after the first time to live")
         receipt = await memos.publish(2, background=False)
         assert [(o.client_id, o.result) for o in receipt.outcomes or []] == [("live", 2)]
         worker.stop()
