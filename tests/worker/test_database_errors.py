@@ -139,10 +139,11 @@ async def test_a_result_that_the_database_refuses_fails_its_own_job_alone(app: P
 
 
 async def test_progress_that_the_database_refuses_does_not_end_the_worker(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
-    go_on = asyncio.Event()
+    refuses, go_on = asyncio.Event(), asyncio.Event()
 
     @app.job("import")
     async def import_rows(job: Job[Any]) -> None:
+        await refuses.wait()
         job.progress("x" * 200)
         await go_on.wait()
 
@@ -156,6 +157,7 @@ async def test_progress_that_the_database_refuses_does_not_end_the_worker(app: P
         await sql.execute("create trigger refuse before update on penstock.queued_jobs for each row execute function refuse()")
         refused = "select xact_rollback from pg_stat_database where datname = current_database()"
         before = await sql.fetchval(refused)
+        refuses.set()
         await eventually(lambda: _more(sql, refused, before), "a refusal")
         await sql.execute("drop trigger refuse on penstock.queued_jobs")
         go_on.set()
