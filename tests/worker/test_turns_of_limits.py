@@ -117,9 +117,10 @@ async def test_workers_of_a_queue_with_a_limit_take_turns(url: str, seconds: flo
             async def handle(job: Job[int], process: Process = process) -> None:
                 await process.run(job, seconds)
 
-        await each[0].app.enqueue_many("work", range(1_200))
         for process in each:
             await stack.enter_async_context(Workers(process.app))
+        # All of them are there before the first could be through with the jobs.
+        await each[0].app.enqueue_many("work", range(1_200))
         ran = each[0].ran
         await eventually(lambda: sum(ran.values()) == 1_200, "all jobs", 90.0)
     assert min(ran[process.name] for process in each) >= 60, ran
