@@ -16,10 +16,12 @@ import pytest
 
 from penstock.streams.partitioner import partition_of
 from penstock.testing import TemporaryDatabases
+from tests.activity import seen_now
 from tests.command_line import penstock
 from tests.http.http_server import Served, serving
 from tests.http.live_calls import follow
 from tests.http.stream_requests import append, append_lines, create, outcomes
+from tests.waiting import eventually
 
 AT = partition_of("N14228", 16)
 
@@ -305,7 +307,12 @@ async def test_followers_cost_the_database_nothing_each(url: str, sql: Any) -> N
         for n in range(3):
             append(client, name, n)
             assert [one.data(1) for one in everyone] == [[n]] * 20
-    # The server has ended, so its statistics are complete.
+    # A session that has ended has written its statistics, and ends somewhat after its client.
+    others = (
+        "select count(*) = 0 from pg_stat_activity"
+        " where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"
+    )
+    await eventually(lambda: seen_now(sql, others), "the end of the server's sessions")
     reads = await sql.fetchval("select sum(calls) from pg_stat_user_functions where funcname = 'read_chunks'")
     assert 3 <= reads < 60
 
