@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -12,7 +13,11 @@ import asyncpg
 import pytest
 
 from penstock import Backoff, Fail, InvalidInput, Job, JobFailed, JobRecord, Jobs, Penstock, Snooze
+from penstock.jobs import claim_queries
+from penstock.jobs.models import Settlement
+from penstock.postgres.database import Database
 from penstock.testing import run_due_jobs, running_worker
+from penstock.worker.reports import Reports
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -57,6 +62,39 @@ async def test_the_lines_of_a_running_job_are_seen_within_seconds(app: Penstock)
         release.set()
         await app.wait(id)
         assert await _has(app, id, ["begun", "done"])
+
+
+async def test_a_job_that_ends_while_its_lines_are_written_keeps_them(
+    app: Penstock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, ended = claim_queries.append_log, Reports.ended
+    writing, ends = asyncio.Event(), asyncio.Event()
+
+    async def slow(database: Database, lines: Sequence[claim_queries.Line], *, wait: bool) -> list[UUID]:
+        writing.set()
+        await ends.wait()
+        # What the end of the job does without the lines gets as far as it can.
+        for _ in range(100):
+            if not await sql.fetchval("select count(*) from penstock.queued_jobs"):
+                break
+        return await append(database, lines, wait=wait)
+
+    async def ending(self: Reports, results: Sequence[Settlement]) -> None:
+        ends.set()
+        await ended(self, results)
+
+    monkeypatch.setattr(claim_queries, "append_log", slow)
+    monkeypatch.setattr(Reports, "ended", ending)
+
+    @app.job("load")
+    async def load(job: Job[Any]) -> None:
+        job.log("begun")
+        await writing.wait()
+
+    async with running_worker(app, at_once=True):
+        id = (await app.enqueue("load")).id
+        await app.wait(id)
+    assert await _has(app, id, ["begun"])
 
 
 async def _has(app: Penstock, id: UUID, wanted: list[str]) -> bool:

@@ -90,6 +90,9 @@ class Reports:
         self._database = database
         self._progress: dict[UUID, tuple[Held, str]] = {}
         self._logging: dict[UUID, Logging] = {}
+        # Jobs whose lines are being written: they are not settled before that, since a line of a finished job is dropped.
+        self._writing: dict[UUID, Logging] = {}
+        self._written = asyncio.Event()
 
     def progress(self, id: UUID, held: Held, text: str) -> None:
         """Accept the progress of a running job as JSON text. The last one of a second is written, under the lease of then."""
@@ -107,14 +110,21 @@ class Reports:
                 progress, self._progress = self._progress, {}
                 await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
             if self._logging:
-                logging, self._logging = self._logging, {}
-                await self._write_lines(logging, wait=False)
+                self._writing, self._logging = self._logging, {}
+                self._written.clear()
+                try:
+                    await self._write_lines(self._writing, wait=False)
+                finally:
+                    self._writing = {}
+                    self._written.set()
 
     async def ended(self, results: Sequence[Settlement]) -> None:
         """Forget the progress of jobs that are about to be settled, and write the last lines of their logs."""
         if self._progress:
             for result in results:
                 self._progress.pop(result.id, None)
+        if self._writing and any(result.id in self._writing for result in results):
+            await self._written.wait()
         if self._logging:
             ended = [(result.id, self._logging.pop(result.id, None)) for result in results]
             logging = {id: job for id, job in ended if job is not None}
