@@ -177,8 +177,8 @@ async def test_progress_and_extend_reach_the_database(app: Penstock) -> None:
 
     @app.job("import", visibility_timeout=timedelta(minutes=1))
     async def import_rows(job: Job[Any]) -> None:
-        job.progress({"rows": 10})
         await job.extend(timedelta(hours=2))
+        job.progress({"rows": 10})
         await go_on.wait()
 
     async with running_worker(app, at_once=True):
@@ -222,7 +222,8 @@ async def test_jobs_that_a_worker_claims_after_it_was_declared_dead_are_released
     ran_by: list[str] = []
     attempts: list[int] = []
     go_on = asyncio.Event()
-    async with Penstock(url, settings=Settings(heartbeat_interval=0.5, poll_interval=0.1)) as app:
+    # Long enough that the job is claimed before the worker learns that it was declared dead.
+    async with Penstock(url, settings=Settings(heartbeat_interval=3, poll_interval=0.1)) as app:
 
         @app.job("long")
         async def long(job: Job[Any]) -> None:
