@@ -85,8 +85,9 @@ def test_the_screen_follows_the_database_until_ctrl_c_and_leaves_the_terminal_as
         assert terminal.shows("0 ready, 0 running, 0 deferred")
         asyncio.run(enqueue(url, "mail", 3))
         until(lambda: terminal.shows("3 ready, 0 running, 0 deferred"), "the jobs on the screen", _LONGEST_S)
-        (row,) = [line for line in terminal.screen if line.startswith("mail")]
-        assert row.split()[:4] == ["mail", "3", "0", "0"]
+        # A terminal takes a screen in pieces.
+        row = until(lambda: [line.split() for line in terminal.screen if line.startswith("mail")], "the row of the type")[0]
+        assert row[:4] == ["mail", "3", "0", "0"]
         assert "\x1b[?1049h" in terminal.written, "it has a screen of its own"
         command.send_signal(signal.SIGINT)
         assert command.wait(60) == 0
@@ -121,9 +122,14 @@ def test_a_screen_is_no_longer_than_the_terminal(url: str, tmp_path: Path, lines
     asyncio.run(enqueue_all())
     with top(url, tmp_path, lines=lines) as (_, terminal):
         assert terminal.shows("12 ready, 0 running, 0 deferred")
-        until(lambda: len(terminal.screen) >= lines, "all lines of the screen")
-        assert len(terminal.screen) == lines
-        assert types is None or len([line for line in terminal.screen if line.startswith("type-")]) == types
+
+        def whole() -> list[str] | None:
+            screen = terminal.screen
+            return screen if len(screen) >= lines else None
+
+        screen = until(whole, "all lines of the screen")
+        assert len(screen) == lines
+        assert types is None or len([line for line in screen if line.startswith("type-")]) == types
 
 
 async def name_of(url: str) -> str:
