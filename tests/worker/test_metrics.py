@@ -105,7 +105,9 @@ async def test_a_worker_shows_its_jobs_and_streams_and_no_payload(app: Penstock,
         assert (failed["job_id"], failed["job_type"], failed["key"], failed["attempt"], failed["error_type"]) == (
             str(failing.id), "fail", None, 1, "ValueError",
         )  # fmt: skip
-        mailing = next(line for line in running.lines if line["event"] == "mailing")
+        mailing, *_ = await eventually(
+            lambda: [line for line in running.lines if line["event"] == "mailing"], "the line of the handler"
+        )
         assert (mailing["job_type"], mailing["attempt"]) == ("mail", 1)
         assert SECRET not in json.dumps(running.lines)
 
