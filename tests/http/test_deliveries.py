@@ -446,7 +446,7 @@ def test_a_gap_that_cannot_be_closed_is_said(client: httpx.Client, served: Serve
 def test_what_was_put_off_comes_late(client: httpx.Client, topic: str) -> None:
     with follow(client, f"/v1/topics/{topic}/deliveries") as events:
         events.next()
-        publish(client, topic, "late", run_after=1)
+        publish(client, topic, "late", run_after=4)
         publish(client, topic, "now")
         found = events.take(2)
         assert [(event.id, event.json()["data"]) for event in found] == [("2", "now"), ("2-1", "late")]
@@ -456,8 +456,8 @@ async def test_what_comes_late_and_is_lost_on_the_way_comes_again(client: httpx.
     path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
     with follow(client, path, **mine) as events:
         events.next()
-        publish(client, topic, "late", run_after=1)
-        publish(client, topic, "later", run_after=2)
+        publish(client, topic, "late", run_after=4)
+        publish(client, topic, "later", run_after=5)
         publish(client, topic, "now")
         assert [event.id for event in events.take(3)] == ["3", "3-1", "3-2"]
 

@@ -100,8 +100,9 @@ def test_at_the_time_limit_a_publisher_gets_what_is_known(client: httpx.Client, 
 
 
 async def test_a_subscription_that_is_not_renewed_ends(client: httpx.Client, topic: str) -> None:
-    subscribe(client, topic, "a", ttl_s=1)
+    subscribe(client, topic, "a", ttl_s=60)
     assert client.post(f"/v1/topics/{topic}/subscribers/a/renew").json() == {"renewed": True}
+    subscribe(client, topic, "a", ttl_s=1)
 
     def ended() -> bool:
         return client.get(f"/v1/topics/{topic}/subscribers").json() == []
