@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -43,8 +42,11 @@ class Searched:
             job.progress({"at": "numbatprogress"})
             job.log("numbatlogline")
             if job.data.get("wait"):
-                # Progress is written once a second.
-                await asyncio.sleep(1.5)
+
+                async def written() -> bool:
+                    return (await app.find(job.id)).progress is not None
+
+                await eventually(written, "the progress")
             if job.data.get("fail"):
                 raise Retry("numbaterror")
             return ["numbatresult"]

@@ -23,16 +23,18 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 WORD = "quokka"
 
 
-def declared(url: str, keys: list[str], *, encrypted: bool = True, **options: Any) -> Penstock:
-    """An application with a type whose jobs succeed, report progress or fail, as their payload says."""
+def declared(
+    url: str, keys: list[str], *, encrypted: bool = True, go_on: asyncio.Event | None = None, **options: Any
+) -> Penstock:
+    """An application with a type whose jobs report progress, wait until they may go on, and end as their payload says."""
     app = Penstock(url, keys=keys, settings=Settings(heartbeat_interval=timedelta(seconds=0.3)))
 
     @app.job("payments", encrypted=encrypted, keep_result=True, max_attempts=options.pop("max_attempts", 1), **options)
     async def pay(job: Job[dict[str, Any]]) -> Any:
         job.progress({"half": WORD})
         job.log(f"paying with {WORD}")
-        if job.data.get("wait"):
-            await asyncio.sleep(1.5)
+        if go_on is not None:
+            await go_on.wait()
         if job.data.get("fail"):
             raise Fail(f"no such card: {WORD}")
         return {"paid": job.data}
@@ -82,12 +84,14 @@ async def test_payload_result_and_error_lie_encrypted_and_are_read_with_the_key(
 
 
 async def test_progress_lies_encrypted(url: str, sql: Sql, keys: list[str]) -> None:
-    async with declared(url, keys) as app:
+    go_on = asyncio.Event()
+    async with declared(url, keys, go_on=go_on) as app:
         worker, running = await working(app)
-        job = await app.enqueue("payments", {"wait": True})
+        job = await app.enqueue("payments", {})
         progress = await eventually(lambda: sql.fetchval("select progress::text from penstock.queued_jobs"), "the progress")
         assert key_id_of(progress) == app.context.keyring.ids[0]
         assert (await app.find(job.id)).progress == {"half": WORD}
+        go_on.set()
         worker.stop()
         await running
 
