@@ -516,6 +516,28 @@ async def test_one_thing_at_a_time_is_read_for_a_user() -> None:
     assert len(running) == 5
 
 
+async def test_what_changes_while_it_is_read_is_read_again() -> None:
+    poller, begun, go, stored = poller_of_nowhere(), asyncio.Event(), asyncio.Event(), "before"
+
+    async def slow(_: Any) -> str:
+        found = stored
+        begun.set()
+        await go.wait()
+        return found
+
+    first = asyncio.create_task(poller.read("key", slow, user="another"))
+    await begun.wait()
+    stored = "after"
+    poller.changed()
+    # The page that the user sees next waits for the reading that is under way.
+    next_page = asyncio.create_task(poller.read("key", slow))
+    go.set()
+    assert (await first)[0].value == "before"
+    assert (await next_page)[0].value == "after"
+    stored = "later"
+    assert (await poller.read("key", slow))[0].value == "after", "it is kept"
+
+
 async def reading(_: Any) -> int:
     return 1
 

@@ -84,6 +84,7 @@ class Poller:
         self._versions = itertools.count(1)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._hanging: asyncio.Task[Any] | None = None
+        self._changes = 0
 
     async def read(
         self, key: Hashable, call: Callable[[Database], Awaitable[T]], *, kept_s: float = KEPT_S, user: str = ""
@@ -109,7 +110,7 @@ class Poller:
             if now >= kept.due:
                 try:
                     async with self._turns.setdefault(user, asyncio.Lock()):
-                        now = time.monotonic()
+                        now, changes = time.monotonic(), self._changes
                         value = await self._within_limit(call)
                 except DatabaseUnavailable as error:
                     kept.failure = error
@@ -123,6 +124,9 @@ class Poller:
                     version = kept.reading.version if same and kept.reading is not None else next(self._versions)
                     kept.reading = Reading(value, datetime.now(UTC), took, version=version)
                     kept.due = now + took + min(max(kept_s, _SHARE * took), max(kept_s, _LONGEST_KEPT_S))
+                    if self._changes != changes:
+                        # What a user changed meanwhile may not be in it.
+                        kept.due = now
             if kept.reading is None and kept.failure is not None:
                 raise DatabaseUnavailable(kept.failure.message, hint=kept.failure.hint) from kept.failure
             return cast("Reading[T]", kept.reading), kept.due
@@ -132,7 +136,8 @@ class Poller:
         return len(self._kept)
 
     def changed(self) -> None:
-        """A user changed something: what the next page shows is read again."""
+        """A user changed something: what the next page shows is read again, also what is being read now."""
+        self._changes += 1
         now = time.monotonic()
         for kept in self._kept.values():
             kept.due = min(kept.due, now)

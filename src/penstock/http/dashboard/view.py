@@ -193,9 +193,10 @@ class View:
         except PenstockError as error:
             await queries.end_change(database, id, None, type(error).__name__ if error.foreign else error.message)
             raise
+        else:
+            await queries.end_change(database, id, sum(changed) if changed else 1)
         finally:
             self._poller.changed()
-        await queries.end_change(database, id, sum(changed) if changed else 1)
         log.info("changed", user=self.user.name, action=action, change=id)
 
 
