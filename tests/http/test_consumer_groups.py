@@ -166,7 +166,7 @@ async def test_a_member_that_does_not_finish_in_time_loses_the_partition(databas
 
 async def test_a_silent_member_is_evicted_and_told_so(client: httpx.Client) -> None:
     stream = create(client)
-    silent, other = Member(client, stream, dead_after_s=1), Member(client, stream)
+    silent, other = Member(client, stream, dead_after_s=3), Member(client, stream)
     assert data(silent.read()) == []
 
     def taken() -> bool:
@@ -287,8 +287,8 @@ def test_a_replayed_letter_of_another_group_is_passed_over(client: httpx.Client)
 
 def test_a_waiting_member_stays_alive(client: httpx.Client) -> None:
     stream = create(client)
-    member = Member(client, stream, dead_after_s=1)
-    assert data(member.read(wait="3s")) == []
+    member = Member(client, stream, dead_after_s=2)
+    assert data(member.read(wait="6s")) == []
     assert member.read()["partitions"] == {"0": 1}
 
 
