@@ -62,7 +62,7 @@ async def peak_kib(url: str, sql: Sql, folder: Path, jobs: int, manner: str) -> 
     worker = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, script, str(jobs), manner],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": url}, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url}, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert worker.returncode == 0, worker.stderr
     assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 0
