@@ -40,7 +40,7 @@ FORGETFUL = Sabotage(
     (
         Edit("replay_matching", r"p_force => false", "p_force => true"),
         Edit(
-            "advance_operation",
+            "do_batch",
             r"operation\.at_id := looked\[cardinality\(looked\)\];",
             "operation.at_id := case when random() < 0.5 then looked[cardinality(looked)] else operation.at_id end;",
         ),
