@@ -43,8 +43,9 @@ begin
         perform split_part(p_after, '|', 2)::uuid;
         if p_kind = 'finished_at' then
             perform split_part(p_after, '|', 1)::timestamptz;
-        elsif p_kind = 'xid' then
-            perform split_part(p_after, '|', 1)::xid8;
+        elsif p_kind = 'xid' and split_part(p_after, '|', 1) !~ '^[0-9]{1,19}$' then
+            -- PostgreSQL 15 takes anything for an xid8.
+            raise data_exception;
         end if;
     exception
         when data_exception then
