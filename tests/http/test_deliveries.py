@@ -68,6 +68,35 @@ def test_messages_come_in_order_each_once(client: httpx.Client, topic: str) -> N
         assert events.data(300) == list(range(300))
 
 
+@pytest.mark.parametrize("ack", ["client", "auto", None])
+async def test_large_messages_come_in_order_in_parts(served: Served, client: httpx.Client, topic: str, ack: str | None) -> None:
+    """More than may wait for one connection, whose client reads when all are published, and acknowledges at the end."""
+    path = f"/v1/topics/{topic}/deliveries"
+    sent = [f"{n:02}".ljust(200_000, "x") for n in range(40)]
+    if ack is None:
+        with follow(client, path) as events:
+            events.next()
+            with served.client() as publisher:
+                for text in sent:
+                    publish(publisher, topic, text)
+            assert events.data(40) == sent
+        return
+    with socket(served, f"{path}?ack={ack}&client_id=me", compression=None, max_queue=1) as connection:
+        queue = frame(connection)["queue"]
+        for text in sent:
+            publish(client, topic, text)
+        found = [frame(connection) for _ in sent]
+        assert [message["data"] for message in found] == sent
+        for message in found if ack == "client" else ():
+            connection.send(json.dumps({"type": "ack", "id": message["id"]}))
+
+        def settled() -> bool:
+            counts = client.get(f"/v1/jobs/{queue}/stats").json()
+            return (counts["ready"], counts["in_progress"]) == (0, 0)
+
+        await eventually(settled, "the outcomes of all")
+
+
 @pytest.mark.parametrize("stay", [False, True])
 def test_a_client_goes_on_where_it_was_cut(served: Served, client: httpx.Client, topic: str, stay: bool) -> None:
     """Cut again and again at random while others publish; nothing is missing, doubled, or out of order."""

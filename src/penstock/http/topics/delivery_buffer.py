@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -24,6 +24,9 @@ from penstock.topics.models import Message
 _MOST_REMEMBERED = 10_000
 _MOST_MISSED = 1_000
 _MOST_LATE = 1_000
+_MOST_BYTES = 1 << 20
+"""Of messages that wait for one connection: while there are so many, no more are claimed for it, nor taken at once."""
+_SMALL_BYTES = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ class Copy:
     seq: int
     id: UUID
     body: bytes
+
+    def written(self) -> Copy:
+        """The copy as it is kept until it is settled: without its body, unless that is small."""
+        return self if len(self.body) <= _SMALL_BYTES else replace(self, body=b"")
 
     @classmethod
     def of(cls, job: ClaimedJob, name: str, seq: int, id: UUID, published_at: datetime, *, like: Copy | None) -> Copy:
@@ -116,6 +123,7 @@ class DeliveryBuffer:
         self._last = 0
         self._came_back = False
         self._waiting: deque[Copy] = deque()
+        self._bytes = 0  # of the bodies of these
         self._handed: dict[UUID, Copy] = {}
         self._missed: deque[Message[str]] = deque()
         self._recent: OrderedDict[UUID, None] = OrderedDict()
@@ -131,7 +139,12 @@ class DeliveryBuffer:
     @property
     def room(self) -> int:
         """How many more it may have."""
-        return 0 if self.ended else self._window - self.at_hand
+        return 0 if self.ended or self.crowded else self._window - self.at_hand
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many bytes wait to be written that it may have no more copies before."""
+        return self._bytes >= _MOST_BYTES
 
     @property
     def leases(self) -> Iterable[int]:
@@ -141,6 +154,7 @@ class DeliveryBuffer:
     def put(self, copy: Copy) -> None:
         """A copy came."""
         self._waiting.append(copy)
+        self._bytes += len(copy.body)
         self.event.set()
 
     def begins(self, seq: int) -> None:
@@ -210,11 +224,14 @@ class DeliveryBuffer:
     def take(self, most: int) -> list[Copy]:
         """Copies to be handed out; each is to be settled, or given back. See `settled`."""
         taken: list[Copy] = []
-        while self._waiting and len(taken) < most:
+        size = 0
+        while self._waiting and len(taken) < most and size < _MOST_BYTES:
             copy = self._waiting.popleft()
-            self._handed[copy.job] = copy
+            size += len(copy.body)
+            self._handed[copy.job] = copy.written()
             self.last_seq = max(self.last_seq, copy.seq)
             taken.append(copy)
+        self._bytes -= size
         return taken
 
     def was_seen(self, copy: Copy) -> bool:
@@ -230,7 +247,7 @@ class DeliveryBuffer:
         return self._remember(copy.id)
 
     def settled(self, job: UUID) -> Copy | None:
-        """Settle a copy with the receiver's outcome. None: the buffer does not have the copy."""
+        """Settle a copy with the receiver's outcome; it comes without its body. None: the buffer does not have the copy."""
         return self._handed.pop(job, None)
 
     def give_back(self) -> list[Copy]:
@@ -238,6 +255,7 @@ class DeliveryBuffer:
         copies = [*self._handed.values(), *self._waiting]
         self._handed.clear()
         self._waiting.clear()
+        self._bytes = 0
         return copies
 
     def _remember(self, id: UUID) -> bool:

@@ -235,8 +235,11 @@ class _Conversation:
             for _, body in buffer.missed():
                 await self._send(_typed("message", body))
                 sent += 1
+            crowded = buffer.crowded
             for copy in buffer.take(_WINDOW):
                 sent += await self._deliver(copy)
+            if crowded:
+                service.part(Deliveries).room_made()
             for job in list(buffer.late):
                 buffer.late.popleft()
                 if (message := self._messages.pop(job, None)) is not None:
