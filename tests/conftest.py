@@ -22,9 +22,6 @@ from penstock.testing import TemporaryDatabases
 hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("penstock")
 
-WITH_SERVERS = {"browser", "http"}
-"""Folders in which most modules start a server for their tests."""
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run a folder of its own for `tmp_path`.
@@ -38,12 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a module that has a server in one process of xdist, so that the server starts once. xdist begins with the largest."""
-    for item in items:
-        folder, *rest = item.path.relative_to(Path(__file__).parent).parts
-        if folder in WITH_SERVERS and "unit" not in rest:
-            item.add_marker(pytest.mark.xdist_group(f"{folder}/{item.path.stem}"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup`, see `ByServer`. xdist begins with the largest group."""
+    from tests.grouping import ByServer
+
+    return ByServer(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish() -> None:
