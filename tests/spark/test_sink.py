@@ -83,7 +83,7 @@ def test_tasks_that_fail_and_run_again_count_once(spark: SparkSession, url: str,
 
 def test_a_write_that_fails_leaves_nothing(spark: SparkSession, url: str, ask: Ask) -> None:
     frame = spark.sql("select if(id < 15, to_json(named_struct('n', id)), '{broken') as data from range(20)")
-    with pytest.raises(Exception, match="json"):
+    with pytest.raises(Exception, match="data that is no JSON"):
         write(frame, url)
     assert jobs(ask) == []
     assert ask("select * from penstock.staged_jobs") == []
@@ -96,7 +96,7 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, url: str, ask: A
         ("select '{}' as data, 1 as color", "no column color"),
         ("select 'x' as key", "data is missing"),
         ("select '{}' as data, 'x' as priority", "the column priority is string"),
-        ("select '{}' as data, 'bad id' as id", "uuid"),
+        ("select '{}' as data, 'bad id' as id", "an id that is no UUID"),
         ("select '{}' as data, cast(500 as int) as priority", "priority"),
         ("select cast(null as string) as data", "no data"),
     ],
