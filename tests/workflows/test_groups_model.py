@@ -26,11 +26,15 @@ PICK = st.integers(0, 30)
 
 @dataclass
 class Job:
-    """What the model knows of a job; `after` is the group of which it is the `then`."""
+    """What the model knows of a job.
+
+    `after` is the group of which it is the `then`. `cancelling`: it runs, and its handler is told to stop.
+    """
 
     group: uuid.UUID | None
     status: str = "queued"
     after: uuid.UUID | None = None
+    cancelling: bool = False
 
 
 @dataclass
@@ -162,7 +166,8 @@ class Groups(RuleBasedStateMachine):
             "select * from penstock.settle(array[%s::uuid], array[%s::smallint], array[%s::bigint], array[%s])",
             id, attempt, lease, outcome,
         )  # fmt: skip
-        self.jobs[id].status = outcome
+        # A job that is to be cancelled is not retried, and has not failed.
+        self.jobs[id].status = "cancelled" if self.jobs[id].cancelling and outcome == "failed" else outcome
 
     @rule()
     def do_what_follows(self) -> None:
@@ -211,8 +216,9 @@ class Groups(RuleBasedStateMachine):
         while changed:
             before = repr((self.jobs, self.groups))
             for job in self.jobs.values():
-                if job.group is not None and self.groups[job.group].cancelled and job.status in ("queued", "waiting"):
-                    job.status = "cancelled"
+                if job.group is not None and self.groups[job.group].cancelled:
+                    job.cancelling |= job.status == "in-progress"
+                    job.status = "cancelled" if job.status in ("queued", "waiting") else job.status
             for id, group in self.groups.items():
                 children = self.children(id)
                 if group.takes_children and group.on_failure == "cancel" and "failed" in children:
