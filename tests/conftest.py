@@ -35,14 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup`, see `ByServer`. xdist begins with the largest group."""
-    from tests.grouping import ByServer
-
-    return ByServer(config, log) if config.getoption("dist") == "loadgroup" else None
-
-
 def pytest_collection_finish() -> None:
     """Leave what is imported and collected out of each garbage collection in the tests, most of whose time it would take."""
     gc.freeze()

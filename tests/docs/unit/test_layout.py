@@ -21,7 +21,6 @@ PRIVATE = {
     ("pools/test_standing_races.py", "_beat"): "cuts one process off from the database, and not others in this process",
     ("worker/test_metrics.py", "_version"): "the version itself, which `penstock.__version__` shows",
     ("gearman/conftest.py", "_onConnect"): "the way in which `gear` is extended",
-    ("grouping.py", "_split_scope"): "the way in which xdist is extended",
 }
 # Public for all their underscore: of named tuples, and the exit of a child process.
 NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_exit"}
