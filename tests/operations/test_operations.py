@@ -303,6 +303,8 @@ async def test_an_operation_whose_batch_fails_says_so_and_holds_up_no_other(app:
         "running",
         'the batch fails: invalid input syntax for type timestamp with time zone: "never" (SQLSTATE 22007)',
     )
+    for _ in range(10):
+        await app.operations.start("replay", JobFilter(name="mail"))
     (problem,) = [finding for finding in await app.doctor() if finding.check == "operations"]
     assert problem.level == "problem" and f"{failing.id} (replay) does not go on: the batch fails: invalid" in problem.message
     await sql.execute("update penstock.operations set filter = filter - 'until' where id = $1", failing.id)

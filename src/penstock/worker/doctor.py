@@ -46,6 +46,7 @@ _UNSEALED_S = 86_400.0
 _WAITS_LONG_S = 60.0
 LAG_LONG_S = 60.0
 _MOST_NAMED = 10
+_MOST_OPERATIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,10 +404,11 @@ async def _operations(database: Database) -> list[Finding]:
             f"operation {one.id} ({one.kind}) does not go on: {one.error}",
             f"It is tried again. Remove what it says, or end it: penstock operations cancel {one.id}",
         )
-        for one in await operation_queries.operations(database, _MOST_NAMED, running=True)
+        # The latest come first, and those that fail have often run for long.
+        for one in await operation_queries.operations(database, _MOST_OPERATIONS, running=True)
         if one.error is not None and one.error.startswith(FAILING_BATCH)
     ]
-    return found or [Finding("operations", "ok", "no operation fails")]
+    return found[:_MOST_NAMED] or [Finding("operations", "ok", "no operation fails")]
 
 
 _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
