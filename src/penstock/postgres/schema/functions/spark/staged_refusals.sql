@@ -52,10 +52,10 @@ begin
                 -- Without the text itself, which is a payload.
                 raise exception 'the job % of part % that is staged for % has %', staged.place, left(staged.part, 100), left(staged.name, 100),
                     case when sqlerrm like '%uuid%' then 'an id that is no UUID' else 'data that is no JSON' end
-                    using errcode = 'PS400', hint = 'Discard what is staged (discard_staged), and stage jobs whose data is JSON text and whose id is a UUID or null.';
+                    using errcode = 'PS400', hint = 'Write jobs whose data is JSON text and whose id is a UUID or null. What is staged by hand, discard_staged removes.';
         end;
     end loop;
 end
 $$;
 comment on function penstock.refuse_unreadable(text, text[]) is
-    'Part of commit_staged: raises PS400 for a staged job that cannot be read, which only rows that were staged by hand can be.';
+    'Part of commit_staged: raises PS400 for a staged job whose data is no JSON or whose id is no UUID: the columns are text, as they were written or staged by hand.';
