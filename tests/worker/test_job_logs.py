@@ -247,7 +247,8 @@ async def test_a_call_does_not_wait_for_a_job_that_another_transaction_holds(app
             await holder.execute("select from penstock.queued_jobs where id = $1 for update", ids[0])
             append = "select penstock.append_log($1, $2::bigint[], array['a', 'b'], p_wait => false)"
             assert [row[0] for row in await sql.fetch(append, ids, leases)] == [ids[0]]
-            await sql.fetch("select penstock.report_progress($1, $2::bigint[], array['1', '2']::jsonb[])", ids, leases)
+            report = "select penstock.report_progress($1, $2::bigint[], array['1', '2']::jsonb[])"
+            assert [row[0] for row in await sql.fetch(report, ids, leases)] == [ids[0]]
         rows = await sql.fetch("select log -> 0 ->> 'line' as line, progress::text from penstock.queued_jobs order by id")
         assert [tuple(row) for row in rows] == [(None, None), ("b", "2")]
     finally:

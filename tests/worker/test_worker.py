@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from pydantic import BaseModel
 
@@ -194,6 +195,44 @@ async def test_progress_and_extend_reach_the_database(app: Penstock) -> None:
         go_on.set()
         await app.wait(receipt.id)
         assert await database.fetchval("select count(*) from penstock.leases") == 0
+
+
+async def test_the_last_progress_is_noted_although_another_transaction_had_the_job(
+    app: Penstock, sql: asyncpg.Connection[Any], url: str
+) -> None:
+    begin, release = asyncio.Event(), asyncio.Event()
+
+    @app.job("long")
+    async def long(job: Job[Any]) -> None:
+        await begin.wait()
+        job.progress("half")
+        await release.wait()
+
+    async def progress() -> Any:
+        return (await app.find(receipt.id)).progress
+
+    async def asked() -> bool:
+        calls = "select count(*) from pg_stat_activity where query like '%penstock.report_progress(%' and pid <> pg_backend_pid()"
+        return bool(await sql.fetchval(calls))
+
+    async with running_worker(app):
+        receipt = await app.enqueue("long")
+        await eventually(lambda: _runs(sql), "a start")
+        holder = await asyncpg.connect(url)
+        try:
+            async with holder.transaction():
+                await holder.execute("select from penstock.queued_jobs where id = $1 for update", receipt.id)
+                begin.set()
+                await eventually(asked, "a call that passes over the job")
+                assert await progress() is None
+            assert await eventually(progress, "the progress") == "half"
+        finally:
+            await holder.close()
+            release.set()
+
+
+async def _runs(sql: asyncpg.Connection[Any]) -> bool:
+    return bool(await sql.fetchval("select exists (select from penstock.queued_jobs where status = 'in-progress')"))
 
 
 async def test_shutdown_hands_back_what_did_not_finish(url: str) -> None:

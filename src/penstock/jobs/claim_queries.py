@@ -271,15 +271,19 @@ async def extend_many(
     return {row["id"]: int(row["lease"]) for row in rows}
 
 
-async def report_progress(database: Database, progress: Sequence[tuple[UUID, int, str]]) -> None:
-    """Write the progress of running jobs: (id, lease, JSON text)."""
-    await database.fetch(
-        "select penstock.report_progress($1, $2::bigint[], $3::jsonb[])",
+async def report_progress(database: Database, progress: Sequence[tuple[UUID, int, str]]) -> list[UUID]:
+    """Write the progress of running jobs: (id, lease, JSON text).
+
+    Returns the jobs that other transactions have locked, whose progress is not written.
+    """
+    rows = await database.fetch(
+        "select * from penstock.report_progress($1, $2::bigint[], $3::jsonb[])",
         [id for id, _, _ in progress],
         [lease for _, lease, _ in progress],
         [text for _, _, text in progress],
         retry=True,
     )
+    return [row[0] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

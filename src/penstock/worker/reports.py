@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -89,6 +90,8 @@ class Reports:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._progress: dict[UUID, tuple[Held, str]] = {}
+        # Progress that is being written.
+        self._reporting: dict[UUID, tuple[Held, str]] = {}
         self._logging: dict[UUID, Logging] = {}
         # Jobs whose lines are being written: they are not settled before that, since a line of a finished job is dropped.
         self._writing: dict[UUID, Logging] = {}
@@ -108,7 +111,7 @@ class Reports:
             await asyncio.sleep(_EVERY_S)
             if self._progress:
                 progress, self._progress = self._progress, {}
-                await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
+                await self._write_progress(progress)
             if self._logging:
                 self._writing, self._logging = self._logging, {}
                 self._written.clear()
@@ -120,9 +123,10 @@ class Reports:
 
     async def ended(self, results: Sequence[Settlement]) -> None:
         """Forget the progress of jobs that are about to be settled, and write the last lines of their logs."""
-        if self._progress:
+        if self._progress or self._reporting:
             for result in results:
                 self._progress.pop(result.id, None)
+                self._reporting.pop(result.id, None)
         if self._writing and any(result.id in self._writing for result in results):
             await self._written.wait()
         if self._logging:
@@ -151,8 +155,18 @@ class Reports:
             lines_of(job).give_back(some)
             self._logging.setdefault(id, job)
 
-    async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
-        async def refused(progress: Sequence[tuple[UUID, int, str]], error: PenstockError) -> None:
+    async def _write_progress(self, progress: dict[UUID, tuple[Held, str]]) -> None:
+        async def refused(progress: Sequence[tuple[UUID, int, str]], error: PenstockError) -> list[UUID]:
             log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
+            return []
 
-        await in_halves(progress, partial(claim_queries.report_progress, self._database), refused)
+        self._reporting = progress
+        try:
+            reported = [(id, held.lease, text) for id, (held, text) in progress.items()]
+            locked = await in_halves(reported, partial(claim_queries.report_progress, self._database), refused)
+        finally:
+            self._reporting = {}
+        for id in chain.from_iterable(locked):
+            # The next round writes it, unless the handler has reported something newer, or the job is about to be settled.
+            if id in progress:
+                self._progress.setdefault(id, progress[id])

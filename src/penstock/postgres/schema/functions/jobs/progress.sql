@@ -36,12 +36,32 @@ $$;
 comment on function penstock.lock_held_jobs(uuid[], bigint[], boolean) is
     'Part of report_progress, append_log, write_steps and begin_waits: locks those of the jobs that are held under these leases, and returns them; p_wait: also those that other transactions have locked.';
 
-create or replace function penstock.report_progress(p_ids uuid[], p_leases bigint[], p_progress jsonb[])
-returns void
+create or replace function penstock.jobs_held_elsewhere(p_ids uuid[], p_leases bigint[], p_locked uuid[])
+returns setof uuid
+language sql
+stable
+as $$
+    select job.id
+    from unnest(p_ids, p_leases) as given (id, lease)
+    join penstock.queued_jobs as job on job.id = given.id
+    left join penstock.leases as lease on lease.id = job.lease
+    where job.status = 'in-progress' and given.lease in (job.lease, lease.renews)
+    except
+    select unnest(p_locked)
+$$;
+comment on function penstock.jobs_held_elsewhere(uuid[], bigint[], uuid[]) is
+    'Part of report_progress and append_log, after lock_held_jobs: those of the jobs that are held under these leases, but that other transactions have locked. Nothing is known of them yet.';
+
+create or replace function penstock.report_progress(
+    p_ids uuid[], p_leases bigint[], p_progress jsonb[], p_wait boolean default false
+)
+returns setof uuid
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    held uuid[];
 begin
     perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_progress)), 100000, 'jobs');
     perform penstock.check_lists(array[array_dims(p_ids), array_dims(p_leases), array_dims(p_progress)]);
@@ -53,15 +73,30 @@ begin
     if penstock.any_encrypted(p_ids) then
         p_progress := penstock.sealed_details(p_ids, p_progress);
     end if;
+    -- Once for the whole call, before the update: a volatile function in its condition would run for each of its rows.
+    held := penstock.lock_held_jobs(p_ids, p_leases, coalesce(p_wait, false));
     update penstock.queued_jobs as job
     set progress = given.progress,
         updated_at = penstock.clock()
-    from unnest(p_ids, p_progress) as given (id, progress)
-    where job.id = given.id and job.id = any (penstock.lock_held_jobs(p_ids, p_leases, false));
+    from (
+        -- Grouped, not joined: each id is looked at once, however many there are.
+        select every.id, (array_agg(every.progress order by every.place desc nulls last))[1] as progress
+        from (
+            select reported.id, reported.progress, reported.place
+            from unnest(p_ids, p_progress) with ordinality as reported (id, progress, place)
+            union all
+            select locked.id, null, null
+            from unnest(held) as locked (id)
+        ) as every
+        group by every.id
+        having bool_or(every.place is null)
+    ) as given
+    where job.id = given.id;
+    return query select * from penstock.jobs_held_elsewhere(p_ids, p_leases, held) where p_wait is not true;
 end
 $$;
-comment on function penstock.report_progress(uuid[], bigint[], jsonb[]) is
-    'Notes how far running jobs are, any JSON; shown beside the job. p_leases: the lease under which each is held; a job that is held under another one belongs to another worker, and stays as it is.';
+comment on function penstock.report_progress(uuid[], bigint[], jsonb[], boolean) is
+    'Notes how far running jobs are, any JSON; shown beside the job. Of a job that is given more than once the last one counts. p_leases: the lease under which each is held; a job that is held under another one belongs to another worker, and stays as it is. p_wait false: does not wait for jobs that other transactions have locked, and returns them: their progress is not noted.';
 
 create or replace function penstock.append_log(
     p_ids uuid[], p_leases bigint[], p_lines text[], p_ages double precision[] default null, p_wait boolean default true
@@ -85,7 +120,7 @@ begin
     if array_position(p_lines, null) is not null or coalesce(cardinality(p_lines), 0) <> coalesce(cardinality(p_ids), 0) then
         raise exception 'a line of a log is null' using errcode = 'PS400', hint = 'Give one line for each id.';
     end if;
-    held := penstock.lock_held_jobs(p_ids, p_leases, p_wait);
+    held := penstock.lock_held_jobs(p_ids, p_leases, coalesce(p_wait, true));
     update penstock.queued_jobs as job
     set log = (
             -- The newest lines, in their order.
@@ -116,20 +151,23 @@ begin
                 order by line.place
             ) as lines
         from (
-            select given.*, row_number() over (partition by given.id order by given.place desc) as from_the_end
-            from unnest(p_ids, p_lines, p_ages) with ordinality as given (id, text, age, place)
+            select
+                every.*,
+                row_number() over (partition by every.id order by every.place desc nulls last) as from_the_end,
+                bool_or(every.place is null) over (partition by every.id) as is_held
+            from (
+                select given.id, given.text, given.age, given.place
+                from unnest(p_ids, p_lines, p_ages) with ordinality as given (id, text, age, place)
+                union all
+                select locked.id, null, null, null
+                from unnest(held) as locked (id)
+            ) as every
         ) as line
-        where line.from_the_end <= 100 and line.id = any (held)
+        where line.from_the_end <= 100 and line.is_held and line.place is not null
         group by line.id
     ) as given
     where job.id = given.id;
-    -- Of a job that another transaction has locked, nothing is known yet.
-    return query
-    select distinct job.id
-    from unnest(p_ids, p_leases) as given (id, lease)
-    join penstock.queued_jobs as job on job.id = given.id
-    left join penstock.leases as lease on lease.id = job.lease
-    where not p_wait and job.id <> all (held) and job.status = 'in-progress' and given.lease in (job.lease, lease.renews);
+    return query select * from penstock.jobs_held_elsewhere(p_ids, p_leases, held) where p_wait is false;
 end
 $$;
 comment on function penstock.append_log(uuid[], bigint[], text[], double precision[], boolean) is
