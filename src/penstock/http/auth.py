@@ -66,11 +66,6 @@ class Principal:
         if not self.may(name):
             raise ApiError(403, "forbidden", f"User {self.name} has no access to {what} {name}", instance=instance, in_body=True)
 
-    def require_job(self, name: str, instance: str) -> None:
-        """Raise a 403 unless the type of a job that was found is open to this user; the answer does not name the type."""
-        if not self.may(name):
-            raise ApiError(403, "forbidden", f"User {self.name} has no access to this job", instance=instance, in_body=True)
-
 
 @dataclass(frozen=True, slots=True)
 class Credentials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 from uuid import UUID
@@ -80,10 +81,15 @@ async def find(database: Database, id: UUID) -> OperationRecord:
     return _record(row)
 
 
-async def operations(database: Database, limit: int, running: bool) -> list[OperationRecord]:
-    """Operations, the latest first: all, or only those that run."""
-    query = "select * from penstock.operations where state = 'running' or not $2 order by started_at desc, id desc limit $1"
-    return [_record(row) for row in await database.fetch(query, limit, running)]
+async def operations(database: Database, limit: int, running: bool, names: Sequence[str] | None = None) -> list[OperationRecord]:
+    """Operations, the latest first: all, or only those that run, on jobs of any type or only of these."""
+    query = """
+        select * from penstock.operations
+        where (state = 'running' or not $2) and ($3::text[] is null or filter ->> 'name' = any($3))
+        order by started_at desc, id desc
+        limit $1
+        """
+    return [_record(row) for row in await database.fetch(query, limit, running, names)]
 
 
 async def cancel(database: Database, id: UUID) -> OperationRecord:

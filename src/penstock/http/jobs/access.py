@@ -26,12 +26,15 @@ def why_shown_to(user: Principal, why: Why | None) -> Why | None:
     """Why a job waits, without the names of what it waits for."""
     if user.types is None or why is None or why.reason != "dependencies":
         return why
-    return replace(why, message=_WAITS)
+    return replace(why, message=_WAITS, by_job=None, ahead=None)
 
 
 def job_shown_to(user: Principal, job: StoredJob) -> StoredJob:
-    """A job whose errors do not name the jobs and groups for which it waited."""
-    if user.types is None or job.errors is None or _NOT_SUCCEEDED not in job.errors:
+    """A job without the ids of the jobs for which it waits and of its group, whose errors do not name them."""
+    if user.types is None:
+        return job
+    job = replace(job, after=[], workflow=None)
+    if job.errors is None or _NOT_SUCCEEDED not in job.errors:
         return job
     errors: Any = None
     with suppress(Unreadable):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import Request, Response
 
-from penstock.errors import DatabaseUnavailable
-from penstock.http import bodies, shapes
+from penstock.http import bodies
 from penstock.http.auth import Principal
 from penstock.http.errors import no_such_type
-from penstock.http.jobs.enqueuing import New, batch_of, check_named
+from penstock.http.jobs.enqueuing import New, SingleJobs
 from penstock.http.jobs.models import BatchJob
 from penstock.http.ndjson import CONTENT, LineOutcome, Lines, outcomes
 from penstock.http.openapi import json_body
 from penstock.http.routing import BATCH, CurrentService, Instance, OpenType, Traceparent, User, router
 from penstock.jobs import http_queries as http
-from penstock.jobs import queries as jobs
 from penstock.jobs.models import make_id
-from penstock.postgres.database import Database
 
 api = router("batches")
 _LONGEST_LINE = 256 << 10
@@ -50,29 +46,13 @@ async def enqueue_batch(
     A line that cannot be enqueued does not stop the others; after 1,000 errors the bad lines are told as ranges. When the
     connection breaks, send the batch again: with ids of your own the jobs that are there already come back as duplicates.
     """
-    database = service.database
-    if await http.job_type(database, name) is None:
+    if await http.job_type(service.database, name) is None:
         raise no_such_type(name)
-
-    async def write(part: list[New]) -> Sequence[Mapping[str, Any]]:
-        return await _enqueue(database, name, part)
-
-    return await Lines(partial(_read, user, path, traceparent), write, longest=_LONGEST_LINE).answer(request)
+    write = partial(service.part(SingleJobs).enqueue_lines, name)
+    return await Lines(partial(_read, user, name, path, traceparent), write, longest=_LONGEST_LINE).answer(request)
 
 
-def _read(user: Principal, path: str, traceparent: str | None, line: bytes) -> New:
+def _read(user: Principal, name: str, path: str, traceparent: str | None, line: bytes) -> New:
     parsed, data = bodies.batch_line(line)
-    check_named(user, parsed, path)
     id = bodies.job_id(parsed.id) if parsed.id is not None else make_id()
-    return New(id, bodies.check_data(data), parsed, traceparent)
-
-
-async def _enqueue(database: Database, name: str, part: list[New]) -> Sequence[Mapping[str, Any]]:
-    batch = batch_of(name, part)
-    try:
-        exceptions = await jobs.enqueue_many(database, batch)
-    except DatabaseUnavailable:
-        # The ids are made, so that once more does no harm.
-        exceptions = await jobs.enqueue_many(database, batch)
-    found = (exceptions.get(index, (job.id, "queued")) for index, job in enumerate(part))
-    return [{"id": shapes.job_id(id), "outcome": str(outcome)} for id, outcome in found]
+    return New(user, name, id, data, parsed, path, traceparent)

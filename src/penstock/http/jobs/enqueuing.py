@@ -1,20 +1,28 @@
-"""Single jobs and callbacks that come at the same time: enqueued in one statement and one commit, settled in another."""
+"""The only place in which the HTTP API enqueues jobs, and single jobs and callbacks that come at the same time.
+
+A `New` cannot be made without the user who enqueues it, and its constructor refuses what that user may not name: another type's
+name, jobs to wait for, job groups. Both ways to enqueue take a `New`, and hide from the user what was found under an id that
+is another type's. So a route cannot forget these checks.
+
+Jobs that come at the same time are enqueued in one statement and one commit, callbacks settled in another.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from penstock.core.coalescing import GroupCommit
 from penstock.core.tracing import valid_traceparent
-from penstock.errors import NotFound
+from penstock.errors import DatabaseUnavailable, NotFound
 from penstock.http import bodies, shapes
 from penstock.http.auth import Principal
 from penstock.http.errors import ApiError, no_such_type
 from penstock.http.metrics import Metrics
 from penstock.jobs import http_queries as http
+from penstock.jobs import queries
 from penstock.jobs.http_queries import Callback, Put
 from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.queries import JobColumns
@@ -22,17 +30,41 @@ from penstock.jobs.records import Status
 from penstock.postgres.database import Database
 
 _MOST_CALLBACKS = 500
+# What is answered for an id that was there before.
+_FOUND = (EnqueueOutcome.DUPLICATE, EnqueueOutcome.ARCHIVED)
 
 
 class New:
-    """A job on its way to a group commit."""
+    """A job on its way to the database, which its user may enqueue.
 
-    __slots__ = ("body", "data", "id", "traceparent")
+    Args:
+        principal: Who enqueues it.
+        name: Its type.
+        id: Its id.
+        data: Its payload as text.
+        body: What else was sent.
+        instance: The path of the request, which errors name.
+        traceparent: Its trace context.
 
-    def __init__(self, id: UUID, data: str, body: bodies.NewJobBody, traceparent: str | None = None) -> None:
+    Raises:
+        ApiError: 403 for what the user may not name, 400 and 413 for a payload that no job can have.
+    """
+
+    __slots__ = ("body", "data", "id", "instance", "principal", "traceparent")
+
+    def __init__(
+        self, principal: Principal, name: str, id: UUID, data: str, body: bodies.NewJobBody, instance: str,
+        traceparent: str | None = None,
+    ) -> None:  # fmt: skip
+        principal.require(name, instance)
+        if body.after is not None or body.group is not None:
+            # They may be of any type.
+            principal.require_any("jobs to wait for and job groups", instance)
+        self.principal = principal
         self.id = id
-        self.data = data
+        self.data = bodies.check_data(data)
         self.body = body
+        self.instance = instance
         self.traceparent = traceparent
 
     @property
@@ -61,32 +93,59 @@ class SingleJobs:
         self, principal: Principal, name: str, given_id: str, body: bytes, instance: str, traceparent: bytes = b""
     ) -> tuple[bytes, EnqueueOutcome]:
         """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
-        new, data = bodies.new_job(body, instance)
+        given, data = bodies.new_job(body, instance)
         id = bodies.job_id(given_id, random=True)
-        principal.require(name, instance)
-        check_named(principal, new, instance)
-        put = await self.enqueue(name, id, bodies.check_data(data), new, valid_traceparent(traceparent.decode("latin-1")))
-        if put.name is not None:
-            # The id may be that of a job of another type.
-            principal.require_job(put.name, instance)
+        new = New(principal, name, id, data, given, instance, valid_traceparent(traceparent.decode("latin-1")))
+        put = await self.enqueue(name, new)
         if put.name is None or put.outcome is EnqueueOutcome.ARCHIVED:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
             )
         return shapes.put_job(put, data), put.outcome
 
-    async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody, traceparent: str | None = None) -> Put:
-        """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""
+    async def enqueue(self, name: str, new: New) -> Put:
+        """Enqueue one job with others of its type that come at the same time.
+
+        Raises:
+            ApiError: 404 without such a type, 403 when the id is that of a job that is not open to the user.
+        """
         try:
-            put = await self._puts.submit(name, New(id, data, body, traceparent))
+            put = await self._puts.submit(name, new)
         except NotFound:
             raise no_such_type(name) from None
         self._metrics.enqueued(name, put.outcome)
+        if put.outcome in _FOUND and await self._foreign(new.principal, [put.id]):
+            raise taken(new)
         if put.name is None and put.outcome is EnqueueOutcome.COALESCED:
             # It coalesced with a job that has ended, and holds its unique key for a time.
             holder = (await http.stored_jobs(self._database, [put.id])).get(put.id)
             return put if holder is None else http.put_of(put.outcome, holder)
         return put
+
+    async def enqueue_lines(self, name: str, part: Sequence[New]) -> list[dict[str, Any]]:
+        """Enqueue many jobs of a type in one statement: what became of each, or why it was refused, as a line of an answer."""
+        batch = batch_of(name, part)
+        try:
+            exceptions = await queries.enqueue_many(self._database, batch)
+        except DatabaseUnavailable:
+            # The ids are made, so that once more does no harm.
+            exceptions = await queries.enqueue_many(self._database, batch)
+        found = [exceptions[index][0] for index in exceptions if exceptions[index][1] in _FOUND]
+        foreign = await self._foreign(part[0].principal, found) if found else frozenset()
+        lines: list[dict[str, Any]] = []
+        for index, new in enumerate(part):
+            id, outcome = exceptions.get(index, (new.id, EnqueueOutcome.QUEUED))
+            refused = outcome in _FOUND and id in foreign
+            lines.append({"error": taken(new).as_dict()} if refused else {"id": shapes.job_id(id), "outcome": str(outcome)})
+        return lines
+
+    async def _foreign(self, principal: Principal, ids: Sequence[UUID]) -> frozenset[UUID]:
+        """Those of the jobs that are not open to a user, wherever they are now."""
+        if principal.types is None:
+            return frozenset()
+        names = await http.types_of(self._database, ids)
+        # One that is pruned meanwhile was of a type that is not known any more.
+        return frozenset(id for id in ids if id not in names or not principal.may(names[id]))
 
     async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
         """Settle one attempt by the number of attempts left: the callback. Raises `ApiError` in Rickover's order of checks."""
@@ -148,13 +207,13 @@ class SingleJobs:
         return [one.outcome for one in settled]
 
 
-def check_named(principal: Principal, body: bodies.NewJobBody, instance: str) -> None:
-    """Raise a 403 when a user of some job types names jobs to wait for, or a job group: they may be of other types."""
-    if body.after is not None or body.group is not None:
-        principal.require_any("jobs to wait for and job groups", instance)
+def taken(new: New) -> ApiError:
+    """The answer to an id that is in use for a job which the user may not see: that it is in use, and nothing else."""
+    title = f"User {new.principal.name} has no access to this job"
+    return ApiError(403, "forbidden", title, detail="Its id is in use: take another one", instance=new.instance, in_body=True)
 
 
-def batch_of(name: str, jobs: list[New]) -> JobColumns:
+def batch_of(name: str, jobs: Sequence[New]) -> JobColumns:
     """The columns of some jobs; those that are at their default for all are left out."""
     plain = all(
         job.body.run_after is None

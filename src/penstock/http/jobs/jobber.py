@@ -8,7 +8,7 @@ from typing import Annotated
 from penstock.errors import Conflict
 from penstock.http import bodies
 from penstock.http.bodies import NewJobBody
-from penstock.http.jobs.enqueuing import SingleJobs
+from penstock.http.jobs.enqueuing import New, SingleJobs
 from penstock.http.jobs.models import JobberJob
 from penstock.http.openapi import json_body
 from penstock.http.routing import ENQUEUE, CurrentService, Instance, RawBody, Traceparent, User, part, router
@@ -46,5 +46,5 @@ async def queue(
         with suppress(Conflict):
             await type_queries.create_job_type(service.database, name, options)
     id = make_id()
-    await single.enqueue(name, id, payload, NewJobBody(), traceparent)
+    await single.enqueue(name, New(user, name, id, payload, NewJobBody(), path, traceparent))
     return {"job-id": str(id)}

@@ -127,16 +127,16 @@ class _Jobs:
         self.path = path
 
     async def find(self, name: str | None, given: str) -> StoredJob:
-        """The job. Raises `ApiError`: no such job, another name, no access."""
+        """The job. Raises `ApiError`: no access to the name, no such job for this user, another name."""
         id = bodies.job_id(given)
-        found = (await http.stored_jobs(self.database, [id], log=True)).get(id)
-        if found is None:
-            raise not_found(self.path)
-        # A user without access learns nothing about the name of the job's type.
-        if name is not None and found.name != name:
+        if name is not None:
             self._user.require(name, self.path)
+        found = (await http.stored_jobs(self.database, [id], log=True)).get(id)
+        # A user without access does not even learn that there is such a job.
+        if found is None or not self._user.may(found.name):
+            raise not_found(self.path)
+        if name is not None and found.name != name:
             raise other_name(self.path)
-        self._user.require_job(found.name, self.path)
         return job_shown_to(self._user, found)
 
     async def waited(self, request: Request, name: str | None, id: str, wait: str | None) -> StoredJob:

@@ -151,7 +151,7 @@ async def list_operations(
     user: User, database: OpenDatabase, running: Running = False, limit: Most = 50
 ) -> list[OperationRecord]:
     """The operations that the user may see, latest first."""
-    return [record for record in await queries.operations(database, limit, running) if _may(user, record)]
+    return await queries.operations(database, limit, running, None if user.types is None else sorted(user.types))
 
 
 @api.get("/v1/operations/{id:name}", dependencies=[READ])

@@ -15,7 +15,7 @@ from penstock.groups import rebalance as balance
 from penstock.http import bodies, shapes
 from penstock.http.auth import Principal
 from penstock.http.errors import ApiError, missing, not_found
-from penstock.http.jobs.enqueuing import SingleJobs
+from penstock.http.jobs.enqueuing import New, SingleJobs
 from penstock.http.openapi import LINK, json_body
 from penstock.http.pools.dependencies import Key, OpenPool, PoolName, storable_key
 from penstock.http.pools.models import NewPool, NewPoolJob, PoolJob, PoolOptions, Weight, Weights
@@ -141,7 +141,7 @@ async def enqueue(
         raise missing("key", path)
     id = make_id() if given_id is None else bodies.job_id(given_id)
     await pool_views.require(database, pool, user.may)
-    put = await jobs.enqueue(pool, id, bodies.check_data(data), given, traceparent)
+    put = await jobs.enqueue(pool, New(user, pool, id, data, given, path, traceparent))
     if put.name is None or put.outcome is EnqueueOutcome.ARCHIVED:
         raise ApiError(
             400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{pool}/{shapes.job_id(id)}"

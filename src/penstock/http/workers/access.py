@@ -5,6 +5,7 @@ A worker runs whatever its application declares, so that one process may work fo
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from penstock.http.auth import Principal
@@ -21,6 +22,17 @@ async def is_theirs(database: Database, user: Principal, id: str) -> bool | None
     # A worker that named nothing may work on anything, and the tasks of the leader are of no type.
     names = {*work.names, *work.pools, *work.schedules, *map(stream_of, work.consumers)}
     return bool(names) and not work.leader_tasks and user.types.issuperset(names)
+
+
+async def claiming_as(database: Database, user: Principal, worker: str) -> str:
+    """The name under which a user of some job types claims for a worker.
+
+    The id of a worker that works for others would let their worker answer for these jobs, and would tell by what becomes of them
+    whether it lives. In its place stands a name of the user's own, whose jobs are the user's until their leases end.
+    """
+    if user.types is None or await is_theirs(database, user, worker) is not False:
+        return worker
+    return f"user.{hashlib.blake2b(f'{user.name} {worker}'.encode(), digest_size=16).hexdigest()}"
 
 
 def shown_to(user: Principal, worker: WorkerRecord) -> WorkerRecord:

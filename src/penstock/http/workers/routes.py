@@ -38,7 +38,7 @@ from penstock.http.routing import (
     router,
 )
 from penstock.http.service import Service
-from penstock.http.workers.access import is_theirs, shown_to
+from penstock.http.workers.access import claiming_as, is_theirs, shown_to
 from penstock.http.workers.claims import Claims
 from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs import http_queries as http
@@ -74,15 +74,16 @@ async def claim(call: Call, name: Name) -> None:
     wanted = fit(await call.body(), Claim, call.path)
     within = bodies.span(wanted.wait, "wait", service.settings.longest_wait)
     claims = service.part(Claims)
+    worker = await claiming_as(service.database, call.user, wanted.worker)
     began = time.monotonic()
-    claimed = await claims.claim(wanted.worker, name, wanted.limit)
+    claimed = await claims.claim(worker, name, wanted.limit)
     service.metrics.meter.claimed(len(claimed), time.monotonic() - began)
     if not claimed:
         if await http.job_type(service.database, name) is None:
             raise no_such_type(name)
         if within > 0:
             async with listening(call.receive_limited, service.metrics) as gone:
-                claimed = await claims.wait(wanted.worker, name, wanted.limit, within, gone)
+                claimed = await claims.wait(worker, name, wanted.limit, within, gone)
     if claimed:
         service.metrics.claimed(name, len(claimed))
     await call.send_json(200, to_json({"jobs": [_claimed(job) for job in claimed]}))
@@ -124,7 +125,8 @@ async def settle(call: Call, name: Name) -> None:
     outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
     others = [(name, outcome) for outcome in outcomes.values() if outcome != "succeeded"]
     service.metrics.settled([name] * len(outcomes), others, time.monotonic() - began)
-    service.metrics.timed(_times(outcomes, held))
+    # Of another type's job nothing is told, and so nothing is counted.
+    service.metrics.timed(_times(outcomes, {id: job for id, job in held.items() if job.name == name}))
     service.part(Claims).wake(name)
     await call.send_json(200, to_json({"outcomes": {given[id].id: outcome for id, outcome in outcomes.items()}}))
 
@@ -138,7 +140,7 @@ async def list_workers(user: User, database: OpenDatabase) -> list[WorkerRecord]
 @api.post("/v1/workers/{id}/drain", dependencies=[ADMIN])
 async def drain(id: WorkerId, user: User, database: OpenDatabase, path: Instance) -> Drained:
     """Let one worker of a fleet finish what it runs, and end. 409 for a worker of no fleet: its process takes SIGTERM."""
-    await _own_worker(database, user, id, path)
+    await _require_own(database, user, id, path)
     return Drained(fleet=await fleets.drain_worker(database, id))
 
 
@@ -180,7 +182,9 @@ async def heartbeat(
     """
     for name in beat.names:
         user.require(name, path)
-    await _own_worker(database, user, id, path)
+    if await is_theirs(database, user, id) is False:
+        # The id is in use, which the user learns, and not for what.
+        user.require_any(f"what the worker {id} works on", path)
     seen = await worker_queries.heartbeat(database, id, beat.in_flight, beat.state)
     if not seen.known:
         # What it does not name is what its user may work on, so that it is its user's.
@@ -197,8 +201,7 @@ async def heartbeat(
 @api.delete("/v1/workers/{id}", dependencies=[WORK], status_code=204, response_class=Response)
 async def unregister(id: WorkerId, user: User, database: OpenDatabase, path: Instance) -> None:
     """The orderly end of a worker. What it still holds is given to others at once."""
-    if not await _own_worker(database, user, id, path):
-        raise not_found(path)
+    await _require_own(database, user, id, path)
     await worker_queries.unregister_worker(database, id)
 
 
@@ -208,12 +211,10 @@ def _open_to(principal: Principal, worker: WorkerRecord) -> bool:
     return principal.types is None or (bool(names) and principal.types.issuperset(names))
 
 
-async def _own_worker(database: Database, user: Principal, id: str, path: str) -> bool:
-    """Whether there is such a worker. Raises `ApiError` 403 when it works on what is not open to the user, without naming it."""
-    theirs = await is_theirs(database, user, id)
-    if theirs is False:
-        user.require_any(f"what the worker {id} works on", path)
-    return theirs is not None
+async def _require_own(database: Database, user: Principal, id: str, path: str) -> None:
+    """Raise `ApiError` 404 unless there is such a worker, and all that it works on is open to the user."""
+    if not await is_theirs(database, user, id):
+        raise not_found(path)
 
 
 def _claimed(job: ClaimedJob) -> dict[str, object]:

@@ -118,7 +118,7 @@ begin
     select * into started from penstock.operations where operations.id = p_id;
     -- Of one that has removed everything nothing says any more what it removed.
     if started.kind <> 'erase' or started.filter ?| '{key,value,job}' and started.filter <> subject then
-        raise exception 'operation % is another one: %', p_id, started.kind
+        raise exception 'operation % is another one', p_id
             using errcode = 'PS409', hint = 'Take a new UUID for each operation.';
     end if;
     return started;

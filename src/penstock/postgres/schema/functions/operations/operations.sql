@@ -58,7 +58,7 @@ begin
     if not found then
         select * into started from penstock.operations where operations.id = p_id;
         if started.kind <> p_kind or started.filter <> filter then
-            raise exception 'operation % is another one: %', p_id, started.kind
+            raise exception 'operation % is another one', p_id
                 using errcode = 'PS409', hint = 'Take a new UUID for each operation.';
         end if;
     end if;

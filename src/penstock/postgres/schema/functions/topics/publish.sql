@@ -310,7 +310,7 @@ begin
         where message.id = p_id;
         if found then
             if there.topic <> p_topic then
-                raise exception 'message % was published to %', p_id, there.topic
+                raise exception 'message % was published to another topic', p_id
                     using errcode = 'PS409', hint = 'Every message needs an id of its own.';
             end if;
             id := there.id;

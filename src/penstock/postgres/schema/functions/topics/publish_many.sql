@@ -125,7 +125,6 @@ declare
     moment timestamptz;
     ids uuid[] := p_ids;
     fresh integer[];
-    other text;
 begin
     perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at, p_traceparents, p_keys);
     topic := penstock.lock_topic(p_topic);
@@ -141,12 +140,9 @@ begin
         raise exception '% messages to all subscribers of % are too many copies for one call', size, p_topic
             using errcode = 'PS413', hint = 'A call writes at most 1,000,000 copies: publish fewer messages at once.';
     end if;
-    select message.topic into other
-    from penstock.topic_messages as message
-    where message.id = any (p_ids) and message.topic <> p_topic
-    limit 1;
-    if found then
-        raise exception 'a message with one of the ids was published to %', other
+    -- Neither which id it is nor whose, which is for none who guesses.
+    if exists (select from penstock.topic_messages as message where message.id = any (p_ids) and message.topic <> p_topic) then
+        raise exception 'a message with one of the ids was published to another topic'
             using errcode = 'PS409', hint = 'Every message needs an id of its own.';
     end if;
     perform pg_current_xact_id();

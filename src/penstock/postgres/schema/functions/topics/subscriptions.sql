@@ -85,8 +85,8 @@ begin
     where there.topic is distinct from p_topic
     limit 1;
     if found then
-        raise exception 'the name % is taken by %', taken.name,
-            case when taken.topic is null then 'a job type' else 'a subscriber of the topic ' || quote_literal(taken.topic) end
+        -- Not by what: it may be another tenant's.
+        raise exception 'the name % is taken', taken.name
             using errcode = 'PS409', hint = 'The queue of a subscriber is named <topic>_<client id>: choose another client id.';
     end if;
     insert into penstock.type_priorities (name, priority)
