@@ -144,6 +144,9 @@ QUEUE = {
     "watermarks that pass what commits late": Sabotage(
         r"P2.* is queued after the drain|P9.* was committed at", worker="hasty_watermarks", long=True
     ),
+    "ids that are not looked for in the archive": Sabotage(
+        r"P10: \S+ is there", (Edit("known_before", r"archived\.id = any \(p_ids\)", r"\g<0> and false"),)
+    ),
     "unique keys that do not coalesce": Sabotage(
         "P10.*while",
         (Edit("enqueue_many", r"if p_unique_keys is not null then", "if false then"),),

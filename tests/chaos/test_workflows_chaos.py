@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -78,6 +79,28 @@ TAKEN_OUT = {
         (Edit("end_dependencies", r"coalesce\(dependency\.status = 'succeeded', false\)", "true"),),
     ),
     "a cancellation that is not passed on": Sabotage(STILL, (Edit("end_waiting", r"if ends is not null then", "if false then"),)),
+    "an id that is not looked for in the archive": Sabotage(
+        r"P14: job \S+ ended [0-9]+ times|P14: attempt 1 of job \S+ started",
+        (
+            Edit("known_before", r"archived\.id = any \(p_ids\)", r"\g<0> and false"),
+            Edit("enqueue_dependents", r"archived\.id = job\.id", r"\g<0> and false"),
+        ),
+    ),
+    # The locks of the waiting jobs are a second line of defence behind that of the resolver.
+    "two resolvers at the same time": Sabotage(
+        STILL,
+        (
+            Edit("resolve_workflows", r"if not pg_try_advisory_xact_lock\([^;]*\) then", "if false then"),
+            Edit("end_dependencies", r"job\.id = any \(found\.jobs\) for update skip locked", "job.id = any (found.jobs)"),
+        ),
+    ),
+    "two jobs of one id": Sabotage(
+        r"P14: job \S+ ended [0-9]+ times|P14: attempt 1 of job \S+ started|P13: job \S+ ran before job",
+        (
+            Edit("enqueue_dependents", r"(?s)with reserved as.*?from reserved;", "taken := made;"),
+            Edit("release_of_type", r"penstock\.known_before\(p_ids\)", "'{}'"),
+        ),
+    ),
 }
 
 OF_GROUPS = {
@@ -94,6 +117,10 @@ OF_GROUPS = {
     ),
     "a tick of children that is lost": Sabotage(
         NOT_ENDED, (Edit("note_ends", r"from unnest\(p_ended\) as ended\n", r"\g<0>    where random() < 0.5\n"),)
+    ),
+    "a child that is not looked for in the archive": Sabotage(
+        r"P14: (child \S+ of )?job group \S+ (ended|counts)|P14: child",
+        (Edit("known_before", r"archived\.id = any \(p_ids\)", r"\g<0> and false"),),
     ),
     "ticks that are folded twice": Sabotage(
         rf"{NOT_ENDED}|P14: job group",
@@ -146,9 +173,12 @@ class Producer:
             id = make_id()
             after = tuple(self._chance.sample(known, min(self._chance.randint(0, 3), len(known))))
             at_any_end = bool(after) and self._chance.random() < 0.3
-            does = self._chance.choices(["work", "fail", "kill", "finish"], [100, 6, 1, 6])[0]
+            does = self._chance.choices(["work", "fail", "kill", "finish", "stumble"], [100, 6, 1, 6, 6])[0]
+            # Some expire while they wait, for others or for a retry.
+            expires_at = timedelta(seconds=self._chance.uniform(0.02, 1)) if self._chance.random() < 0.05 else None
             key = f"k{self._chance.randrange(6)}" if name == "keyed" else None
-            new.append(NewJob({"does": does}, id=id, key=key, after=after or None, when="finished" if at_any_end else None))
+            when = "finished" if at_any_end else None
+            new.append(NewJob({"does": does}, id=id, key=key, after=after or None, when=when, expires_at=expires_at))
             plan.append(Planned(str(id), after, at_any_end))
             known.append(str(id))
         while True:
@@ -227,7 +257,7 @@ async def fill_groups(app: Penstock, url: str, chance: random.Random, until: flo
         for _ in range(chance.randint(1, 4)):
             ids = [make_id() for _ in range(chance.randint(1, 60))]
             grown = [make_id() for _ in range(chance.randint(0, 3))]
-            does = chance.choices(["work", "fail", "kill", "finish"], [100, 4, 1, 4], k=len(ids))
+            does = chance.choices(["work", "fail", "kill", "finish", "stumble"], [100, 4, 1, 4, 4], k=len(ids))
             new = [NewJob({"does": each}, id=id, group=group) for each, id in zip(does, ids, strict=True)]
             new[0] = NewJob({"does": "kill", "group": str(group.id), "children": list(map(str, grown))}, id=ids[0], group=group)
             if chance.random() < 0.9:
@@ -257,7 +287,17 @@ async def run_groups(folder: Path, seconds: float, sabotage: Sabotage | None = N
         await until_jobs_are_over(app, over, stands_s)
         site.fleet.stop()
         groups = [
-            Group(g.name, tuple(children[g.id]), str(g.then_job), g.finished_at is not None, g.added, g.ended)
+            Group(
+                g.name,
+                tuple(children[g.id]),
+                str(g.then_job),
+                g.finished_at is not None,
+                g.added,
+                g.ended,
+                {status: getattr(g, status) for status in ("succeeded", "failed", "cancelled", "expired")},
+                None if g.finished_at is None else g.status,
+                None if g.finished_at is None else g.finished_at.timestamp(),
+            )
             for g in await app.job_groups(limit=1_000)
             if g.id in children
         ]
@@ -389,9 +429,15 @@ async def run_graphs(folder: Path, seconds: float, sabotage: Sabotage | None = N
 async def archive_of(app: Penstock) -> list[Archived]:
     rows = await (await app.database()).fetch(
         "select id, status::text, reason, extract(epoch from started_at)::double precision as started_at,"
-        " extract(epoch from finished_at)::double precision as finished_at from penstock.archived_jobs"
+        " extract(epoch from finished_at)::double precision as finished_at,"
+        " extract(epoch from expires_at)::double precision as expires_at,"
+        " array(select extract(epoch from (error ->> 'started_at')::timestamptz)::double precision"
+        " from jsonb_array_elements(errors) as error where error ? 'started_at') as earlier, attempt from penstock.archived_jobs"
     )
-    return [Archived(str(row["id"]), *tuple(row)[1:]) for row in rows]
+    return [
+        Archived(str(id), status, reason, started_at, finished_at, expires_at, tuple(earlier), attempt)
+        for id, status, reason, started_at, finished_at, expires_at, earlier, attempt in rows
+    ]
 
 
 async def run(folder: Path, seconds: float, sabotage: Sabotage | None = None, stands_s: float = 60) -> list[str]:

@@ -1,7 +1,7 @@
 """The app of the chaos of workflows: handlers note the attempts that begin, and end as the payload says.
 
-The first attempt kills its process before it ends (`kill`), fails for good (`fail`), ends its job in a transaction of its own
-(`finish`), waits at a gate (`hold`), or returns.
+The first attempt kills its process before it ends (`kill`), fails (`stumble`), fails for good (`fail`), ends its job in a
+transaction of its own (`finish`), waits at a gate (`hold`), or returns.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ async def work(job: Job[dict[str, Any]]) -> None:
     match job.data["does"]:
         case "kill" if job.attempt == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stumble" if job.attempt == 1:
+            raise RuntimeError("the next attempt succeeds")
         case "fail":
             raise Fail("as told")
         case "hold":

@@ -6,6 +6,7 @@ back has a higher id than what it found.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,59 @@ async def waiting_jobs(app: Penstock, url: str, gates: Path) -> list[Planned]:
         await transaction.rollback()
     finally:
         await client.close()
+    # An id that has ended, again: with `after` and without.
+    await app.enqueue_many("plain", [NewJob(WORK, id=first)])
+    await app.enqueue_many("plain", [NewJob(WORK, id=first, after=one)])
+    # One id in two open transactions, with `after` and without.
+    twin, (before, gate) = make_id(), await held()
+    clients = [await asyncpg.connect(url) for _ in range(2)]
+    try:
+        first_of_both = clients[0].transaction()
+        await first_of_both.start()
+        await app.enqueue("plain", WORK, id=twin, after=before, connection=clients[0])
+        call = asyncio.ensure_future(app.enqueue("plain", WORK, id=twin, connection=clients[1]))
+        blocked = "select cardinality(pg_blocking_pids($1)) > 0"
+
+        async def waits() -> bool:
+            return call.done() or bool(await database.fetchval(blocked, clients[1].get_server_pid()))
+
+        await eventually(waits, "the second enqueue of an id")
+        await first_of_both.commit()
+        await call
+        planned.append(Planned(str(twin), (str(before),)))
+        gate.touch()
+    finally:
+        for client in clients:
+            await client.close()
+    # Two ends for which one job waits, in two passes at the same time.
+    (one, gate), (other, other_gate) = await held(), await held()
+    behind = make_id()
+    await enqueue((behind, WORK, [one, other]))
+    await linked(behind)
+    resolvers = [await asyncpg.connect(url) for _ in range(2)]
+    resolve = "select penstock.resolve_workflows()"
+    try:
+        transaction = resolvers[0].transaction()
+        await transaction.start()
+
+        async def has_the_lock() -> bool:
+            return await resolvers[0].fetchval(resolve) is not None
+
+        # A tick, without which a pass ends before it takes the lock.
+        await resolvers[0].execute("insert into penstock.workflow_ticks (jobs, statuses) values ('{}', '{}')")
+        await eventually(has_the_lock, "the lock of the resolver")
+        gate.touch()
+        await archived(app, [one])
+        while await resolvers[0].fetchval(resolve):
+            pass
+        other_gate.touch()
+        await archived(app, [other])
+        while await resolvers[1].fetchval(resolve):
+            pass
+        await transaction.commit()
+    finally:
+        for resolver in resolvers:
+            await resolver.close()
     return planned
 
 
@@ -109,6 +163,8 @@ async def job_group(app: Penstock, url: str) -> tuple[UUID, list[str]]:
     early, late, last = ([make_id() for _ in range(3)] for _ in range(3))
     await app.enqueue_many("plain", new(early))
     await nothing_is_left(early)
+    # Again, when they have ended.
+    await app.enqueue_many("plain", new(early))
     await app.enqueue_many("plain", new(late))
     client = await asyncpg.connect(url)
     try:

@@ -18,7 +18,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Group:
-    """A job group at the end of a run: the children that were acknowledged, and the job that was to run when all had ended."""
+    """A job group at the end of a run: the children that were acknowledged, and the job that was to run when all had ended.
+
+    `ends` are the numbers of its record, by status, `status` how it ended, `finished_at` when; None: they are not known.
+    """
 
     name: str
     children: tuple[str, ...]
@@ -26,6 +29,9 @@ class Group:
     finished: bool
     added: int
     ended: int
+    ends: Mapping[str, int] | None = None
+    status: str | None = None
+    finished_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,19 @@ class Retry:
 
 @dataclass(frozen=True)
 class Archived:
-    """A job at the end of a run. Times are those of the database; `started_at` is that of its last attempt, None: it has none."""
+    """A job at the end of a run. Times are those of the database; `started_at` is that of its last attempt, None: it has none.
+
+    `earlier` are the starts of the attempts that failed before, `attempt` is the number of the last one; None: it is not known.
+    """
 
     id: str
     status: str
     reason: str | None = None
     started_at: float | None = None
     finished_at: float = 0.0
+    expires_at: float | None = None
+    earlier: tuple[float, ...] = ()
+    attempt: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,61 +93,153 @@ class Started:
 
 
 def check_workflows(
-    planned: Iterable[Planned], archived: Sequence[Archived], started: Sequence[Started], waiting: Iterable[str] = ()
+    planned: Iterable[Planned],
+    archived: Sequence[Archived],
+    started: Sequence[Started],
+    waiting: Iterable[str] = (),
+    cancelled: Iterable[str] = (),
 ) -> list[str]:
     """The violations of a run that is over.
 
     Args:
         planned: What was acknowledged.
         archived: All rows of the archive.
-        started: The attempts that handlers saw begin.
+        started: The attempts that handlers saw begin, in this order.
         waiting: The ids of the jobs that are not finished.
+        cancelled: The ids of the jobs whose cancellation was asked for.
     """
-    jobs = {job.id: job for job in planned}
+    jobs, left, asked = {job.id: job for job in planned}, set(waiting), set(cancelled)
     rows: dict[str, list[Archived]] = defaultdict(list)
     for row in archived:
         rows[row.id].append(row)
-    violations = [f"P13: job {id} still waits after the run" for id in sorted(waiting)]
+    violations = [f"P13: job {id} still waits after the run" for id in sorted(left)]
     for id, of_job in rows.items():
         if len(of_job) > 1:
             violations.append(f"P14: job {id} ended {len(of_job)} times")
-    violations += [f"P1: job {id} is nowhere" for id in jobs if id not in rows and id not in set(waiting)]
+        if id in left:
+            violations.append(f"P14: job {id} has ended and still waits")
+    violations += [f"P1: job {id} is nowhere" for id in jobs if id not in rows and id not in left]
     ends = {id: of_job[0] for id, of_job in rows.items()}
     for (id, attempt), times in Counter((each.id, each.attempt) for each in started).items():
         if times > 1:
             violations.append(f"P14: attempt {attempt} of job {id} started {times} times")
-    began = {each.id for each in started}
+    starts = _Starts(started)
     for job in jobs.values():
         if (end := ends.get(job.id)) is not None:
-            violations += _of_dependent(job, end, ends, began)
+            violations += _of_end(f"job {job.id}", end, starts, job.id in asked)
+            violations += _of_dependent(job, end, ends, starts)
     return violations
 
 
-def check_groups(groups: Iterable[Group], archived: Sequence[Archived], started: Iterable[Started]) -> list[str]:
-    """The violations of job groups that go on when children fail: `then` runs once, after the last child has ended."""
-    ends = {row.id: row for row in archived}
-    first = Counter(each.id for each in started if each.attempt == 1)
+def check_groups(
+    groups: Iterable[Group], archived: Sequence[Archived], started: Iterable[Started], cancelled: Iterable[str] = ()
+) -> list[str]:
+    """The violations of job groups that go on when children fail: `then` runs once, after the last child has ended.
+
+    Args:
+        groups: The groups that were opened.
+        archived: All rows of the archive.
+        started: The attempts that handlers saw begin, in this order.
+        cancelled: The ids of the jobs whose cancellation was asked for.
+    """
+    rows, ends = Counter(row.id for row in archived), {row.id: row for row in archived}
+    starts, asked = _Starts(started), set(cancelled)
     violations = []
     for group in groups:
-        then = ends.get(group.then)
+        of_group, then = f"job group {group.name}", ends.get(group.then)
+        children = dict.fromkeys(group.children)
         if not group.finished:
-            violations.append(f"P13: job group {group.name} has not ended: {group.ended} of {group.added} children")
-        if group.added != len(group.children):
-            violations.append(f"P14: job group {group.name} counts {group.added} children and has {len(group.children)}")
+            violations.append(f"P13: {of_group} has not ended: {group.ended} of {group.added} children")
+        elif group.ended != group.added:
+            violations.append(f"P14: {of_group} ended with {group.ended} of {group.added} children")
+        if group.added != len(children):
+            violations.append(f"P14: {of_group} counts {group.added} children and has {len(children)}")
         if then is None or then.status != "succeeded":
-            violations.append(f"P13: the then of job group {group.name} did not run")
-        if first[group.then] > 1:
-            violations.append(f"P14: the then of job group {group.name} started {first[group.then]} times")
-        for child in group.children:
+            violations.append(f"P13: the then of {of_group} did not run")
+        if starts.number(group.then, 1) > 1:
+            violations.append(f"P14: the then of {of_group} started {starts.number(group.then, 1)} times")
+        if then is not None:
+            violations += _of_end(f"the then of {of_group}", then, starts, asked=False)
+            if group.finished_at is not None and (begun := _first(then)) is not None and begun < group.finished_at:
+                violations.append(f"P14: the then of {of_group} started before the group had ended")
+        violations += [
+            f"P14: {what} of {of_group} ended {rows[id]} times"
+            for what, id in [("the then", group.then), *((f"child {child}", child) for child in children)]
+            if rows[id] > 1
+        ]
+        for child in children:
             if (end := ends.get(child)) is None:
-                violations.append(f"P1: child {child} of job group {group.name} is nowhere")
-            elif then is not None and then.started_at is not None and then.started_at < end.finished_at:
-                violations.append(f"P14: the then of job group {group.name} ran before child {child} had ended")
+                violations.append(f"P1: child {child} of {of_group} is nowhere")
+                continue
+            violations += _of_end(f"child {child} of {of_group}", end, starts, child in asked)
+            if group.finished_at is not None and end.finished_at > group.finished_at:
+                violations.append(f"P14: {of_group} ended before child {child} of it")
+            early = then is not None and (begun := _first(then)) is not None and begun < end.finished_at
+            if early or starts.before(group.then, end):
+                violations.append(f"P14: the then of {of_group} ran before child {child} had ended")
+        counted = Counter(ends[child].status for child in children if child in ends)
+        if group.ends is not None and {status: n for status, n in group.ends.items() if n} != dict(counted):
+            violations.append(f"P14: {of_group} counts {dict(group.ends)}, and has {dict(counted)}")
+        ended_as = next((status for status in ("failed", "cancelled", "expired") if counted[status]), "succeeded")
+        if group.status is not None and group.status != ended_as:
+            violations.append(f"P14: {of_group} {group.status} with {dict(counted)}")
+    return violations
+
+
+class _Starts:
+    """The attempts that handlers saw begin, in their order."""
+
+    def __init__(self, started: Iterable[Started]) -> None:
+        self._places: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for place, each in enumerate(started):
+            self._places[each.id].append((place, each.attempt))
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._places
+
+    def number(self, id: str, attempt: int) -> int:
+        """How often this attempt of a job began."""
+        return sum(each == attempt for _, each in self._places.get(id, ()))
+
+    def before(self, id: str, end: Archived) -> bool:
+        """Whether an attempt of a job began before that with which another job ended.
+
+        A worker that counts as dead may begin an attempt of a job that has ended: the other attempts say nothing.
+        """
+        of_end = [place for place, attempt in self._places.get(end.id, ()) if end.attempt in (None, attempt)]
+        of_job = self._places.get(id)
+        return bool(of_end and of_job and of_job[0][0] < min(of_end))
+
+
+def _first(end: Archived) -> float | None:
+    """When the first attempt of a job began, as far as its row says."""
+    return min((*end.earlier, *([] if end.started_at is None else [end.started_at])), default=None)
+
+
+def _of_end(what: str, end: Archived, starts: _Starts, asked: bool) -> list[str]:
+    """Whether a job may have ended as it did."""
+    violations = []
+    if end.status == "cancelled" and end.reason != "dependency" and not asked:
+        violations.append(f"P2: {what} was cancelled by nobody")
+    if end.status == "expired" and end.expires_at is None:
+        violations.append(f"P2: {what} expired and had no time at which it expires")
+    elif end.status == "expired" and end.expires_at is not None and end.finished_at < end.expires_at:
+        violations.append(f"P2: {what} expired before its time")
+    # What cannot be read never starts.
+    unread = end.status == "failed" and end.reason == "quarantined"
+    if end.status in ("succeeded", "failed") and not unread and (end.started_at is None or end.id not in starts):
+        violations.append(f"P2: {what} {end.status} without a start")
+    if end.started_at is not None and end.finished_at < end.started_at:
+        violations.append(f"P2: {what} ended before it started")
     return violations
 
 
 def check_runs(
-    starts: Mapping[str, int], runs: Iterable[Run], archived: Sequence[Archived], started: Iterable[Started]
+    starts: Mapping[str, int],
+    runs: Iterable[Run],
+    archived: Sequence[Archived],
+    started: Iterable[Started],
+    cancelled: Iterable[str] = (),
 ) -> list[str]:
     """The violations of runs of graphs: each is there once, however often it was started, and ends with each of its steps.
 
@@ -143,7 +247,8 @@ def check_runs(
         starts: How often the start of each run was acknowledged, by its name.
         runs: The runs at the end, with the jobs of each step.
         archived: All rows of the archive.
-        started: The attempts that handlers saw begin.
+        started: The attempts that handlers saw begin, in this order.
+        cancelled: The ids of the jobs whose cancellation was asked for.
     """
     runs = list(runs)
     number = Counter(run.name.partition("/")[0] for run in runs)
@@ -152,12 +257,15 @@ def check_runs(
     for run in runs:
         if not run.finished:
             violations.append(f"P13: run {run.name} has not ended")
+        for id, times in Counter(job for step in run.steps.values() for job in step.jobs).items():
+            if times > 1:
+                violations.append(f"P14: job {id} stands in {times} places of run {run.name}")
         for name, step in run.steps.items():
             if len(step.jobs) != step.planned:
                 violations.append(f"P14: step {name} of run {run.name} has {len(step.jobs)} jobs, and not {step.planned}")
             after = tuple(job for before in step.after for job in run.behind(before))
             planned += [Planned(job, after, step.at_any_end) for job in step.jobs]
-    return violations + check_workflows(planned, archived, list(started))
+    return violations + check_workflows(planned, archived, list(started), cancelled=cancelled)
 
 
 def check_retries(
@@ -211,24 +319,32 @@ def check_retries(
     return violations + check_workflows(planned, archived, started)
 
 
-def _of_dependent(job: Planned, end: Archived, ends: Mapping[str, Archived], began: set[str]) -> list[str]:
+def _of_dependent(job: Planned, end: Archived, ends: Mapping[str, Archived], starts: _Starts) -> list[str]:
     violations = []
     unmet = [other for other in job.after if not job.at_any_end and (there := ends.get(other)) and there.status != "succeeded"]
+    ran = job.id in starts or _first(end) is not None
     if end.reason == "dependency":
+        if end.status != "cancelled":
+            violations.append(f"P13: job {job.id} {end.status} because of a dependency")
         if not unmet:
             violations.append(f"P13: job {job.id} was cancelled although each job for which it waited ended as it was to")
-        if job.id in began:
+        elif end.finished_at < min(ends[other].finished_at for other in unmet):
+            violations.append(f"P13: job {job.id} was cancelled before a job for which it waited had ended")
+        if ran:
             violations.append(f"P13: job {job.id} started and was cancelled because of a dependency")
-    elif job.id in began or end.started_at is not None:
+    elif ran:
         violations += [
             f"P13: job {job.id} ran although job {other}, which {ends[other].status}, was to succeed" for other in unmet
         ]
+    first = _first(end)
     for other in job.after:
         if (before := ends.get(other)) is None:
-            if job.id in began:
+            if ran:
                 violations.append(f"P13: job {job.id} ran before job {other} had ended")
-        elif end.started_at is not None and end.started_at < before.finished_at:
-            violations.append(f"P13: job {job.id} ran {before.finished_at - end.started_at:.3f} s before job {other} ended")
+        elif first is not None and first < before.finished_at:
+            violations.append(f"P13: job {job.id} ran {before.finished_at - first:.3f} s before job {other} ended")
+        elif starts.before(job.id, before):
+            violations.append(f"P13: an attempt of job {job.id} began before job {other} had ended")
     return violations
 
 

@@ -349,25 +349,6 @@ async def test_the_id_of_a_waiting_job_is_that_job_also_without_after(app: Penst
     assert (ended.added, ended.ended, ended.finished_at is not None) == (1, 1, True)
 
 
-async def test_an_id_that_two_transactions_enqueue_at_once_with_and_without_after_runs_once(
-    app: Penstock, sql: Sql, url: str
-) -> None:
-    await sql.execute("select penstock.create_job_type('step')")
-    first, id = (await app.enqueue("step", "first")).id, make_id()
-    other = await asyncpg.connect(url)
-    async with other.transaction():
-        await app.enqueue("step", "waits", id=id, after=first, connection=other)
-        # Neither sees the other.
-        await app.enqueue("step", "at once", id=id)
-    await other.close()
-    last = await app.enqueue("step", "last", after=id)
-    await finish(sql, first)
-    await finish(sql, id)
-    await resolve(sql)
-    assert [await status(app, job) for job in (id, last.id)] == ["succeeded", "queued"]
-    assert len(await sql.fetch("select from penstock.archived_jobs where id = $1", id)) == 1
-
-
 async def test_many_jobs_of_one_call_can_wait_for_each_other_in_order(app: Penstock) -> None:
     ran: list[str] = []
     declare(app, ran)

@@ -76,7 +76,8 @@ class NewJob:
         key: Key of the job (a tenant, an account).
         priority: -100 to 100, lower first, within a type.
         run_after: Earliest start: a time, or a timedelta from now by the database's clock.
-        expires_at: Time after which a job that has not started is archived as expired: a time, or a timedelta from now.
+        expires_at: Time after which no worker gets it: a job that waits then, also for a retry or in one of its steps, is
+            archived as expired. A time, or a timedelta from now.
         unique: Coalescing key: while a job of the type with this key is queued, an enqueue returns that job.
         max_attempts: Maximum number of attempts of this job; None: that of its type.
         time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.

@@ -83,7 +83,7 @@ class Status(enum.StrEnum):
         IN_PROGRESS: It belongs to a worker.
         SUCCEEDED: Its handler returned.
         FAILED: Its last attempt failed, or it cannot be read.
-        EXPIRED: It had not started when its `expires_at` came.
+        EXPIRED: It waited, also for a retry or in one of its steps, when its `expires_at` came. `attempt` is 0: it never started.
         CANCELLED: It was cancelled.
     """
 
@@ -118,7 +118,7 @@ class JobRecord:
         data: Payload.
         created_at: Time of the enqueue.
         run_after: Earliest start; of a job that no time lets start one in the years 9998 and 9999, see `not_before`.
-        expires_at: Time at which it expires unless it has started, or None.
+        expires_at: Time after which no worker gets it: it expires then unless it runs; None: it has none.
         started_at: Start of its latest attempt, or None.
         finished_at: Time of its end, or None.
         worker: Id of the worker of its latest attempt, or None.
@@ -195,7 +195,7 @@ class Why:
         used: Number of places of the limit that are taken.
         most: Number of places of the limit.
         ahead: Number of jobs in front of it, at most 1,000, or for which it waits.
-        expires_at: Time at which it expires unless it has started.
+        expires_at: Time at which it expires unless it runs then.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({

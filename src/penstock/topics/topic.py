@@ -132,7 +132,7 @@ class Topic(Generic[T]):
             key: Key of the copies; None: that of the declared rule, or none.
             unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.
             run_after: Earliest start of the copies: a time, or a timedelta from now by the database's clock.
-            expires_at: Time after which a copy that has not started is archived as expired.
+            expires_at: Time after which a copy that waits, also for a retry, is archived as expired.
             background: Whether to return at once. False: wait until every receiver has settled its copy, and return their
                 outcomes.
             timeout: Longest wait, after which the outcomes so far are returned (`Published.complete` is false).

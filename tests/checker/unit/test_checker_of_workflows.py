@@ -39,7 +39,11 @@ BOTH = [Started("a", 1), Started("b", 1)]
         ([A, B], [GOOD, LATER], BOTH, [], []),
         ([A, B], [BAD, NEVER], BOTH[:1], [], []),
         ([A, ANY], [BAD, LATER], BOTH, [], []),
-        ([A, B], [GOOD, Archived("b", "cancelled", "purged", None, 1.0)], BOTH[:1], [], []),
+        ([A, B], [GOOD, Archived("b", "expired", None, None, 3.0, 2.5)], BOTH[:1], [], []),
+        ([A], [Archived("a", "expired", None, None, 3.0, 2.5, (1.0,))], BOTH[:1], [], []),
+        ([A], [Archived("a", "failed", "quarantined", None, 3.0)], [], [], []),
+        # A worker that counts as dead begins an attempt of a job that has ended meanwhile.
+        ([A, B], [replace(GOOD, attempt=2), LATER], [Started("a", 2), BOTH[1], BOTH[0]], [], []),
         ([A, B], [GOOD, LATER], [*BOTH, Started("b", 2)], [], []),
         ([A, B], [GOOD], BOTH[:1], ["b"], ["P13: job b still waits after the run"]),
         ([A, B], [GOOD], BOTH[:1], [], ["P1: job b is nowhere"]),
@@ -53,11 +57,63 @@ BOTH = [Started("a", 1), Started("b", 1)]
             [A, B], [GOOD, Archived("b", "succeeded", None, 1.5, 4.0)], BOTH, [],
             ["P13: job b ran 0.500 s before job a ended"],
         ),
+        ([A, B], [GOOD, Archived("b", "cancelled", None, None, 3.0)], BOTH[:1], [], ["P2: job b was cancelled by nobody"]),
+        ([A, B], [BAD, Archived("b", "cancelled", "group", None, 3.0)], BOTH[:1], [], ["P2: job b was cancelled by nobody"]),
+        ([A, B], [GOOD, Archived("b", "cancelled", "purged", 2.5, 3.0)], BOTH, [], ["P2: job b was cancelled by nobody"]),
+        (
+            [A, B], [GOOD, Archived("b", "expired", None, None, 3.0)], BOTH[:1], [],
+            ["P2: job b expired and had no time at which it expires"],
+        ),
+        ([A, B], [GOOD, Archived("b", "expired", None, None, 3.0, 3.5)], BOTH[:1], [], ["P2: job b expired before its time"]),
+        ([A, B], [GOOD, LATER], BOTH[:1], [], ["P2: job b succeeded without a start"]),
+        ([A, B], [GOOD, Archived("b", "succeeded", None, None, 4.0)], BOTH, [], ["P2: job b succeeded without a start"]),
+        ([A, B], [GOOD, Archived("b", "failed", None, 3.0, 4.0)], BOTH[:1], [], ["P2: job b failed without a start"]),
+        ([A, B], [GOOD, Archived("b", "failed", None, None, 4.0)], BOTH, [], ["P2: job b failed without a start"]),
+        ([A], [Archived("a", "succeeded", "quarantined", None, 4.0)], [], [], ["P2: job a succeeded without a start"]),
+        ([A], [Archived("a", "succeeded", None, 2.0, 1.0)], BOTH[:1], [], ["P2: job a ended before it started"]),
+        (
+            [A, B], [GOOD, replace(LATER, earlier=(1.5,))], [*BOTH, Started("b", 2)], [],
+            ["P13: job b ran 0.500 s before job a ended"],
+        ),
+        (
+            [A, B], [GOOD, LATER], [BOTH[1], BOTH[0], Started("b", 2)], [],
+            ["P13: an attempt of job b began before job a had ended"],
+        ),
+        (
+            [A, B], [replace(GOOD, attempt=2), LATER], [*BOTH, Started("a", 2)], [],
+            ["P13: an attempt of job b began before job a had ended"],
+        ),
+        (
+            [A, B], [BAD, replace(NEVER, finished_at=1.5)], BOTH[:1], [],
+            ["P13: job b was cancelled before a job for which it waited had ended"],
+        ),
+        (
+            [A, B], [BAD, replace(NEVER, status="expired", expires_at=2.0)], BOTH[:1], [],
+            ["P13: job b expired because of a dependency"],
+        ),
+        (
+            [A, B], [BAD, replace(NEVER, started_at=2.5)], BOTH[:1], [],
+            ["P13: job b started and was cancelled because of a dependency"],
+        ),
+        (
+            [A, B], [BAD, replace(NEVER, reason=None, earlier=(2.5,))], BOTH[:1], [],
+            ["P2: job b was cancelled by nobody", "P13: job b ran although job a, which failed, was to succeed"],
+        ),
+        (
+            [A, B], [GOOD, LATER], BOTH, ["b"],
+            ["P13: job b still waits after the run", "P14: job b has ended and still waits"],
+        ),
         ([A, B], [LATER], BOTH, ["a"], ["P13: job a still waits after the run", "P13: job b ran before job a had ended"]),
     ],
 )  # fmt: skip
 def test_each_broken_history_is_rejected(planned: Any, archived: Any, started: Any, waiting: Any, found: list[str]) -> None:
     assert check_workflows(planned, archived, started, waiting) == found
+
+
+def test_a_cancellation_that_was_asked_for_is_none_by_nobody() -> None:
+    ended = [GOOD, Archived("b", "cancelled", None, None, 3.0)]
+    assert check_workflows([A, B], ended, BOTH[:1], cancelled=["b"]) == []
+    assert check_groups([WHOLE], [replace(ended[1], id="a"), LATER], BOTH[1:], cancelled=["a"]) == []
 
 
 STEPS = {"one": Step(1, ("a",)), "none": Step(0, (), ("one",)), "two": Step(1, ("b",), ("none",))}
@@ -74,6 +130,12 @@ RUN = Run("r", True, STEPS)
         ([Run("r", False, STEPS)], [GOOD, LATER], ["P13: run r has not ended"]),
         ([Run("r", True, {**STEPS, "one": Step(2, ("a",))})], [GOOD, LATER], ["P14: step one of run r has 1 jobs, and not 2"]),
         ([RUN], [BAD, LATER], ["P13: job b ran although job a, which failed, was to succeed"]),
+        ([RUN], [GOOD, Archived("b", "cancelled", "group", None, 3.0)], ["P2: job b was cancelled by nobody"]),
+        (
+            [Run("r", True, {"one": Step(1, ("a",)), "two": Step(1, ("a",))})],
+            [GOOD],
+            ["P14: job a stands in 2 places of run r"],
+        ),
     ],
 )
 def test_each_broken_history_of_runs_is_rejected(runs: list[Run], archived: Any, found: list[str]) -> None:
@@ -143,6 +205,39 @@ WHOLE = Group("g", ("a",), "b", True, 1, 1)
         (
             WHOLE, [GOOD, Archived("b", "succeeded", None, 1.5, 4.0)], BOTH,
             ["P14: the then of job group g ran before child a had ended"],
+        ),
+        (
+            WHOLE, [GOOD, replace(LATER, earlier=(1.5,))], BOTH,
+            ["P14: the then of job group g ran before child a had ended"],
+        ),
+        (WHOLE, [GOOD, LATER], [*BOTH[::-1], Started("b", 2)], ["P14: the then of job group g ran before child a had ended"]),
+        (WHOLE, [GOOD, LATER], BOTH[:1], ["P2: the then of job group g succeeded without a start"]),
+        (WHOLE, [GOOD, LATER], BOTH[1:], ["P2: child a of job group g succeeded without a start"]),
+        (
+            WHOLE, [GOOD, Archived("b", "cancelled", "group", None, 3.0)], BOTH[:1],
+            ["P13: the then of job group g did not run", "P2: the then of job group g was cancelled by nobody"],
+        ),
+        (
+            WHOLE, [Archived("a", "cancelled", "group", None, 2.0), LATER], BOTH[1:],
+            ["P2: child a of job group g was cancelled by nobody"],
+        ),
+        (
+            WHOLE, [Archived("a", "expired", None, None, 2.0), LATER], BOTH[1:],
+            ["P2: child a of job group g expired and had no time at which it expires"],
+        ),
+        (WHOLE, [GOOD, GOOD, LATER], BOTH, ["P14: child a of job group g ended 2 times"]),
+        (WHOLE, [GOOD, LATER, LATER], BOTH, ["P14: the then of job group g ended 2 times"]),
+        (replace(WHOLE, ended=0), [GOOD, LATER], BOTH, ["P14: job group g ended with 0 of 1 children"]),
+        (replace(WHOLE, ends={"succeeded": 1, "failed": 0}, status="succeeded", finished_at=2.5), [GOOD, LATER], BOTH, []),
+        (
+            replace(WHOLE, ends={"failed": 1}, status="succeeded"), [GOOD, LATER], BOTH,
+            ["P14: job group g counts {'failed': 1}, and has {'succeeded': 1}"],
+        ),
+        (replace(WHOLE, status="succeeded"), [BAD, LATER], BOTH, ["P14: job group g succeeded with {'failed': 1}"]),
+        (replace(WHOLE, finished_at=1.5), [GOOD, LATER], BOTH, ["P14: job group g ended before child a of it"]),
+        (
+            replace(WHOLE, finished_at=3.5), [GOOD, LATER], BOTH,
+            ["P14: the then of job group g started before the group had ended"],
         ),
     ],
 )  # fmt: skip

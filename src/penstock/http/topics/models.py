@@ -55,6 +55,6 @@ class NewMessage(Model):
         None, description="A subscriber in whose queue a copy with this key waits gets no other."
     )
     run_after: Seconds | AwareDatetime | None = Field(None, description="No copy is started before.")
-    expires_at: Seconds | AwareDatetime | None = Field(None, description="A copy that was not started by then is archived.")
+    expires_at: Seconds | AwareDatetime | None = Field(None, description="A copy that waits then is archived as expired.")
     background: bool = Field(True, description="false: wait until every receiver has settled, and answer with the outcomes.")
     timeout: str = Field("30s", max_length=20, description="How long to wait, such as 30s.")

@@ -241,7 +241,7 @@ comment on column penstock.queued_jobs.lease is 'The lease under which a worker 
 comment on column penstock.queued_jobs.message is
     'The topic message of which this is a copy, whose payload it has; then data is null in JSON.';
 comment on column penstock.queued_jobs.run_after is 'Not to be started before.';
-comment on column penstock.queued_jobs.expires_at is 'Archived as expired when not started by then; null: never.';
+comment on column penstock.queued_jobs.expires_at is 'No worker gets it afterwards: archived as expired when it waits then, also for a retry or in a step; null: never.';
 comment on column penstock.queued_jobs.created_at is 'When it was enqueued.';
 comment on column penstock.queued_jobs.updated_at is 'When the row was last written.';
 comment on column penstock.queued_jobs.cancel_requested_at is 'When a cancellation was asked for while it was in progress.';
@@ -485,7 +485,7 @@ comment on column penstock.archived_jobs.run_after is 'When it could start at th
 comment on column penstock.archived_jobs.xid is 'The transaction that archived the job: what orders the archive by commit.';
 comment on column penstock.archived_jobs.started_at is 'When its last attempt was claimed; null: it never was.';
 comment on column penstock.archived_jobs.expires_at is
-    'It would have been archived as expired when not started by then; null: never.';
+    'It would have been archived as expired when it had waited then; null: never.';
 comment on column penstock.archived_jobs.message is
     'The topic message of which this is a copy, whose payload it has; then data is null in JSON.';
 comment on column penstock.archived_jobs.status is 'How it ended: succeeded, failed, expired or cancelled.';

@@ -134,7 +134,7 @@ comment on column penstock.topic_messages.seq is 'Sequence number within the top
 comment on column penstock.topic_messages.published_at is 'To the millisecond, as in the ids of the copies.';
 comment on column penstock.topic_messages.run_after is 'Its copies do not start before; null: at once.';
 comment on column penstock.topic_messages.expires_at is
-    'Copies that have not started by then are archived as expired; null: never.';
+    'Copies that wait then are archived as expired; null: never.';
 comment on column penstock.topic_messages.id is 'Made by the publisher; publishing it again is the same message.';
 comment on column penstock.topic_messages.receivers is 'How many subscribers got it, those included whose copy coalesced.';
 comment on column penstock.topic_messages.topic is 'Name of the topic.';

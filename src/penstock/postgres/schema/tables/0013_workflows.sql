@@ -111,7 +111,8 @@ comment on table penstock.workflow_ticks is
     'Ends of jobs for which others wait, and children of job groups that were enqueued or ended, until resolve_workflows has done what follows from them.';
 comment on column penstock.workflow_ticks.id is 'In the order in which they were written.';
 comment on column penstock.workflow_ticks.workflow is 'The job group of these children; null: ends of jobs that are in no group.';
-comment on column penstock.workflow_ticks.added is 'Children that were enqueued.';
+comment on column penstock.workflow_ticks.added is
+    'Children that were enqueued; negative: that were counted twice, since their ids had jobs already which their enqueue could not see.';
 comment on column penstock.workflow_ticks.succeeded is 'Children that succeeded.';
 comment on column penstock.workflow_ticks.failed is 'Children that failed.';
 comment on column penstock.workflow_ticks.cancelled is 'Children that were cancelled.';

@@ -16,7 +16,7 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    moment constant timestamptz := penstock.clock();
+    moment timestamptz;
     known_places integer[];
     known_ids uuid[];
     known_left integer[];
@@ -61,6 +61,8 @@ begin
         array_agg(locked.name)
     into known_places, known_ids, known_left, known_statuses, known_names
     from locked;
+    -- Behind the locks: a job may have been released meanwhile.
+    moment := penstock.clock();
 
     select array_agg(job.place) into good
     from unnest(known_places, known_left) as job (place, attempts_left)
@@ -116,7 +118,7 @@ begin
             array_agg(
                 extract(epoch from lease.started_at - greatest(penstock.shown_time(job.run_after), job.created_at)) order by given.place
             ),
-            array_agg(extract(epoch from moment - lease.started_at) order by given.place)
+            array_agg(extract(epoch from greatest(moment - lease.started_at, interval '0')) order by given.place)
         into places, ids, leases, attempts, outcomes, details, waits, runs
         from unnest(good) as given (place)
         join penstock.queued_jobs as job on job.id = p_ids[given.place]

@@ -120,7 +120,8 @@ begin
             name, worker, signature, key, unique_key, data, errors, replay_of, message, options, snoozes, log, workflow
         )
         select
-            ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
+            -- A worker that is taken for dead may have claimed since the caller looked at the clock.
+            ended.id, greatest(p_moment, lease.started_at), penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
             penstock.shown_time(ended.expires_at), ended.ended_as, ended.reason,
             -- The attempt of a queued job has not begun, unless it was suspended in it.
             ended.attempt - case when ended.status = 'queued' and ended.waits_for is null then 1 else 0 end, ended.max_attempts, ended.priority,

@@ -233,9 +233,10 @@ begin
                     job.id, job.attempt, job.max_attempts, job.key, job.created_at, job.run_after, job.seq, job.message,
                     job.options, job.snoozes, case when job.message is null then job.data::text end as text
             ),
+            -- The start is read behind the update: the jobs may have been released since the beginning of the call.
             opened as (
                 select penstock.open_lease(
-                    new_lease, job_type.name, p_worker, of_priority, moment, moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq),
+                    new_lease, job_type.name, p_worker, of_priority, penstock.clock(), moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq),
                     count(*), null, penstock.retention_class(job_type.keep_succeeded)
                 ) as lease
                 from claimed

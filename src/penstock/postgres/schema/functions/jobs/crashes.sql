@@ -208,7 +208,7 @@ begin
         set status = 'in-progress', lease = claim_alone.lease, crashes = 3, run_after = moment, updated_at = moment, coalesces = false
         where job.id = chosen.id;
         perform penstock.open_lease(
-            lease, chosen.name, p_holder, chosen.priority, moment, moment + job_type.visibility_timeout, coalesce(chosen.seq, 0),
+            lease, chosen.name, p_holder, chosen.priority, penstock.clock(), moment + job_type.visibility_timeout, coalesce(chosen.seq, 0),
             coalesce(chosen.seq, 0), 1, array[chosen.id], penstock.retention_class(job_type.keep_succeeded)
         );
         if job_type.rate_limit is not null then

@@ -5,7 +5,9 @@
 -- other in one transaction; an enqueue of the same id that runs at that moment waits for it on the primary key, then
 -- inserts, and only then looks into the archive, with a newer snapshot: so it cannot slip through between the two.
 -- (With the isolation level repeatable read there is no newer snapshot; there, a retry may slip through.) An id that waits for others, in
--- waiting_jobs, is a duplicate too, and is found in the same way: its release moves it to queued_jobs in one transaction.
+-- waiting_jobs, is a duplicate too, and is found in the same way: its release moves it to queued_jobs in one transaction. Of two open
+-- transactions that enqueue one id, with `after` and without, the second one waits for the end of the first as well, since a job that is to
+-- wait takes its id in the primary key of queued_jobs too (enqueue_dependents): what commits first is the job.
 --
 -- The archive has one index for each day. A job is archived after its id was made, so UUIDv7 ids need to be looked
 -- up in the days since then only; that is exact because a UUIDv7 from more than a day ahead is refused.
@@ -240,6 +242,9 @@ begin
         );
     end if;
 
+    if p_ids is not null and current_setting('transaction_isolation') <> 'read committed' then
+        perform penstock.meet_waiting(p_ids, moment);
+    end if;
     -- The xid before the first number: see the head of the tables.
     perform pg_current_xact_id();
     if options is not null and exists (select from unnest(options) as given where given ? 'after') then

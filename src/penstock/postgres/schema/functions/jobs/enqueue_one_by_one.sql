@@ -47,7 +47,7 @@ begin
             if found then
                 if cardinality(penstock.known_before(array[p_ids[ordinal]])) > 0 then
                     delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
-                    perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal];
+                    perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] for share;
                     outcome := case when found then 'duplicate' else 'archived' end;
                     exit;
                 end if;

@@ -179,9 +179,10 @@ begin
             job.id, job.name, job.attempt, job.max_attempts, job.priority, job.key, job.created_at, job.run_after, job.seq,
             job.slot, job.options, job.snoozes, job.data::text as text
     ),
+    -- The start is read behind the update, as in claim.
     opened as (
         select penstock.open_lease(
-            new_lease, p_name, p_member, 0::smallint, moment, moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq), count(*),
+            new_lease, p_name, p_member, 0::smallint, penstock.clock(), moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq), count(*),
             array_agg(claimed.id), penstock.retention_class(job_type.keep_succeeded)
         ) as lease
         from claimed

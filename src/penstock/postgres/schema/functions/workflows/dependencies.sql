@@ -177,6 +177,48 @@ $$;
 comment on function penstock.check_cycles(text, uuid[], uuid) is
     'Part of enqueue_many: raises PS400 when one of these new waiting jobs, children of a job group, waits for something that waits for this group.';
 
+create or replace function penstock.enqueue_places(
+    p_places integer[], p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
+    p_slots integer[], p_options jsonb[], p_unique_for interval[], p_workflow uuid
+)
+returns table (ordinal integer, id uuid, outcome text)
+language sql
+as $$
+    select p_places[queued.ordinal], queued.id, queued.outcome
+    from penstock.enqueue_one_by_one(
+        p_name, array(select p_data[place] from unnest(p_places) as place), array(select p_ids[place] from unnest(p_places) as place),
+        array(select p_keys[place] from unnest(p_places) as place), array(select p_priorities[place] from unnest(p_places) as place),
+        array(select p_run_after[place] from unnest(p_places) as place), array(select p_expires_at[place] from unnest(p_places) as place),
+        array(select p_unique_keys[place] from unnest(p_places) as place), p_replay_of, p_moment, p_max_attempts,
+        array(select p_slots[place] from unnest(p_places) as place), array(select p_options[place] from unnest(p_places) as place),
+        array(select p_unique_for[place] from unnest(p_places) as place), p_workflow
+    ) as queued
+$$;
+comment on function penstock.enqueue_places(integer[], text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[], interval[], uuid) is
+    'Part of enqueue_dependents: enqueue_one_by_one for the jobs at these places of a call.';
+
+create or replace function penstock.meet_waiting(p_ids uuid[], p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+    taken uuid[];
+begin
+    with reserved as (
+        insert into penstock.waiting_jobs as job (run_after, created_at, updated_at, id, attempt, max_attempts, name, data)
+        select p_moment, p_moment, p_moment, given.id, 1, 1, '', 'null'
+        from unnest(p_ids) as given (id)
+        on conflict do nothing
+        returning job.id
+    )
+    select array_agg(reserved.id) into taken from reserved;
+    delete from penstock.waiting_jobs as job where job.id = any (taken);
+end
+$$;
+comment on function penstock.meet_waiting(uuid[], timestamptz) is
+    'Part of enqueue_many under repeatable read and serializable, whose snapshot does not show a job that another transaction has enqueued with `after` since: its row in the primary key of waiting_jobs raises serialization_failure, so that the caller repeats its transaction. Waits for open transactions that have enqueued one of these ids so.';
+
 -- Long, since the outcome of a job follows from its id, its unique key and the archive in this order, as in enqueue_one_by_one.
 create or replace function penstock.enqueue_dependents(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
@@ -188,35 +230,41 @@ language plpgsql
 as $$
 #variable_conflict use_column
 declare
-    plain constant integer[] := array(
-        select given.place from unnest(p_options) with ordinality as given (options, place)
-        where not coalesce(given.options ? 'after', false)
-        order by given.place
-    );
+    plain integer[];
+    shadowed integer[];
     open integer[] := array(
         select given.place from unnest(p_options) with ordinality as given (options, place)
         where given.options ? 'after'
         order by given.place
     );
     made uuid[];
+    taken uuid[];
     all_made boolean;
     new uuid[] := '{}';
     tries integer := 0;
     outcomes record;
     merged jsonb := '{}';
 begin
+    -- An id that stands in the call more than once is one job, that of its first place: those after one that waits come behind it.
+    select
+        coalesce(array_agg(given.place order by given.place) filter (where not given.waits_first), '{}'),
+        coalesce(array_agg(given.place order by given.place) filter (where given.waits_first), '{}')
+    into plain, shadowed
+    from (
+        select
+            each.place::integer as place, coalesce(each.options ? 'after', false) as waits,
+            first_value(coalesce(each.options ? 'after', false)) over (partition by each.id order by each.place) as waits_first
+        from unnest(p_ids, p_options) with ordinality as each (id, options, place)
+    ) as given
+    where not given.waits;
     if cardinality(plain) > 0 then
         select
-            array_agg(plain[queued.ordinal]) as places, array_agg(queued.id) as ids, array_agg(queued.outcome) as outcomes,
-            coalesce(jsonb_object_agg(p_ids[plain[queued.ordinal]], queued.id) filter (where queued.outcome = 'coalesced'), '{}') as merged
+            array_agg(queued.ordinal) as places, array_agg(queued.id) as ids, array_agg(queued.outcome) as outcomes,
+            coalesce(jsonb_object_agg(p_ids[queued.ordinal], queued.id) filter (where queued.outcome = 'coalesced'), '{}') as merged
         into outcomes
-        from penstock.enqueue_one_by_one(
-            p_name, array(select p_data[place] from unnest(plain) as place), array(select p_ids[place] from unnest(plain) as place),
-            array(select p_keys[place] from unnest(plain) as place), array(select p_priorities[place] from unnest(plain) as place),
-            array(select p_run_after[place] from unnest(plain) as place), array(select p_expires_at[place] from unnest(plain) as place),
-            array(select p_unique_keys[place] from unnest(plain) as place), p_replay_of, p_moment, p_max_attempts,
-            array(select p_slots[place] from unnest(plain) as place), array(select p_options[place] from unnest(plain) as place),
-            array(select p_unique_for[place] from unnest(plain) as place), p_workflow
+        from penstock.enqueue_places(
+            plain, p_name, p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, p_moment,
+            p_max_attempts, p_slots, p_options, p_unique_for, p_workflow
         ) as queued;
         merged := outcomes.merged;
         return query select * from unnest(outcomes.places, outcomes.ids, outcomes.outcomes);
@@ -245,18 +293,36 @@ begin
         )
         select coalesce(array_agg(inserted.id), '{}') into made from inserted;
         all_made := cardinality(made) = cardinality(open);
-        -- Statements of their own, with new snapshots: the insert may have waited for a job of the same id to be released, or archived.
+        -- A transaction that is open may have enqueued one of these ids without `after`, or may be about to: neither sees what the other has
+        -- written, but both need the id in the primary key of queued_jobs, where the second one waits for the end of the first. The rows
+        -- that take the ids there are never visible.
+        with reserved as (
+            insert into penstock.queued_jobs as job (run_after, created_at, updated_at, id, attempt, max_attempts, name, data)
+            select 'infinity', p_moment, p_moment, given.id, 1, 1, '', 'null'
+            from unnest(made) as given (id)
+            on conflict do nothing
+            returning job.id
+        )
+        select coalesce(array_agg(reserved.id), '{}') into taken from reserved;
+        delete from penstock.queued_jobs as job where job.id = any (taken);
+        -- Statements of their own, with new snapshots: the inserts may have waited for a job of the same id to be enqueued, released or
+        -- archived.
         return query
         with known as (
             delete from penstock.waiting_jobs as job
             where job.id = any (made)
                 and (
-                    (select 1 from penstock.queued_jobs as queued where queued.id = job.id) is not null
+                    job.id <> all (taken)
                     or (select 1 from penstock.archived_jobs as archived where archived.id = job.id limit 1) is not null
                 )
-            returning job.id, (select 1 from penstock.queued_jobs as queued where queued.id = job.id) is not null as queued
+            returning job.id
         )
-        select place, known.id, case when known.queued then 'duplicate' else 'archived' end
+        select
+            place, known.id,
+            case
+                when (select 1 from penstock.archived_jobs as archived where archived.id = known.id limit 1) is null then 'duplicate'
+                else 'archived'
+            end
         from known
         join unnest(open) as place on p_ids[place] = known.id;
         return query
@@ -299,6 +365,14 @@ begin
                 ) is null
         );
     end loop;
+    if cardinality(shadowed) > 0 then
+        return query
+        select *
+        from penstock.enqueue_places(
+            shadowed, p_name, p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, p_moment,
+            p_max_attempts, p_slots, p_options, p_unique_for, p_workflow
+        );
+    end if;
     if merged <> '{}' then
         -- What is to run after a job of this call that has coalesced runs after the one that has its unique key.
         update penstock.waiting_jobs as job

@@ -68,7 +68,7 @@ begin
         from penstock.workflow_ticks as tick
         where tick.id = any (ticks) and tick.workflow = any (groups)
         group by tick.workflow
-        having sum(tick.added + tick.succeeded + tick.failed + tick.cancelled + tick.expired) > 0
+        having bool_or(tick.added + tick.succeeded + tick.failed + tick.cancelled + tick.expired <> 0)
     ) as sums
     where job_group.id = sums.workflow;
     -- Children whose enqueue has committed after the cancellation of their group.

@@ -144,17 +144,16 @@ begin
         returning id
     )
     select coalesce(array_agg(inserted.id), '{}') into queued from inserted;
-    -- An id that was enqueued again meanwhile, without `after`, is one job: that one.
+    -- An id that has a job already, which an enqueue under repeatable read may not have seen, is that job: this one was not added.
     known := penstock.known_before(p_ids);
     delete from penstock.queued_jobs as job where job.id = any (known) and job.id = any (queued);
     known := known || array(select id from unnest(p_ids) as id where id <> all (queued));
     if cardinality(known) > 0 and p_groups is not null then
-        -- Their groups do not wait for them.
-        perform penstock.note_ends(array(
-            select row(given.id, given.workflow, null, 'cancelled')::penstock.ended_job
-            from unnest(p_ids, p_groups) as given (id, workflow)
-            where given.id = any (known) and given.workflow is not null
-        ));
+        insert into penstock.workflow_ticks (workflow, added)
+        select given.workflow, -count(*)
+        from unnest(p_ids, p_groups) as given (id, workflow)
+        where given.id = any (known) and given.workflow is not null
+        group by given.workflow;
     end if;
     update penstock.job_dependencies as dependency set linked = false where dependency.after = any (known);
     if exists (select from penstock.queued_jobs as job where job.id = any (queued) and job.unique_key is not null) then
@@ -338,11 +337,9 @@ begin
     if not pg_try_advisory_xact_lock(hashtext('penstock.resolve_workflows')) then
         return null;
     end if;
-    moment := penstock.clock();
     perform pg_current_xact_id();
-    perform penstock.ensure_archive(moment);
     linked := penstock.link_dependencies(p_limit);
-    select * into folded from penstock.fold_ticks(p_limit, moment);
+    select * into folded from penstock.fold_ticks(p_limit, penstock.clock());
     ticks := folded.ticks;
     if cardinality(ticks) = 0 then
         return linked;
@@ -362,6 +359,9 @@ begin
         where tick.id = any (ticks)
     );
     delete from penstock.workflow_ticks as tick where tick.id = any (ticks);
+    -- Behind the ticks that it has read: what is released, cancelled or ended comes after what it waited for, by the clock too.
+    moment := penstock.clock();
+    perform penstock.ensure_archive(moment);
     -- In the same pass: what waits for a group starts with the last of its children.
     select * into closed from penstock.end_groups(folded.groups, moment, folded.since);
     select * into outcome

@@ -58,7 +58,7 @@ as $$
                 )
             ),
             case p_status
-                when 'failed' then 'failed' when 'cancelled' then 'was cancelled' when 'expired' then 'expired before it started'
+                when 'failed' then 'failed' when 'cancelled' then 'was cancelled' when 'expired' then 'expired'
                 else 'is not in the archive any more'
             end
         ),
