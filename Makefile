@@ -22,10 +22,16 @@ endif
 # Files of tests that call each capability's functions, and migrate.
 OF_EACH_CAPABILITY = tests/postgres/test_migrate.py tests/jobs/sql/test_protocol.py tests/groups/sql/test_ownership.py \
 	tests/pools/sql/test_pool_plans.py tests/streams/sql/test_stream_reading.py tests/topics/sql/test_topics.py
-define ON_POSTGRES15
-	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(GIVE_WAY) $(BIN)/pytest $(1) -n 2 --dist loadgroup -m "not chaos and not embedded and not soak"
+# A server that is no embedded one: its settings are those of initdb, or hostile ones.
+define ON_SERVER
+	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) PENSTOCK_TEST_SERVER=$(1) $(GIVE_WAY) $(BIN)/pytest $(2) -n 2 --dist loadgroup -m "not chaos and not embedded and not spark and not soak"
 endef
-.PHONY: help run demo test soak sabotage check reference debian unit integration spark chaos protocol15 postgres15 bench sqlroles screenshots lock format clean install
+DATABASE_TESTS = tests/postgres tests/*/sql --ignore tests/postgres/unit
+# Tests whose statements are those of the package: the others would need what its connections set.
+THROUGH_THE_PACKAGE = tests/pools tests/streams tests/schedules tests/workflows tests/topics --ignore-glob "tests/*/sql" --ignore-glob "tests/*/unit"
+# Those that start no server of their own.
+CHAOS_ON_A_SERVER = tests/chaos/test_healing.py tests/chaos/test_batches_chaos.py tests/chaos/test_calm_chaos.py tests/chaos/test_killers.py tests/chaos/test_fanout.py
+.PHONY: hostile hostileshort stock help run demo test soak sabotage check reference debian unit integration spark chaos protocol15 postgres15 bench sqlroles screenshots lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,7 +48,35 @@ test: debian ## install everything, check, and run the tests
 	$(MAKE) --no-print-directory SIDE_BY_SIDE=1 --jobs --keep-going integration spark protocol15
 	@echo "make test: everything passed"
 
-soak: debian postgres15 chaos ## the longer runs: all of PostgreSQL 15, chaos, also with one guarantee taken out at a time: at most 40 minutes
+hostile: $(VENV)/.dev ## all database tests and a chaos run on PostgreSQL as initdb makes it, and on servers with hostile settings
+ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
+	$(MAKE) --no-print-directory stock
+	$(call ON_SERVER,texts,$(DATABASE_TESTS))
+	$(call ON_SERVER,repeatable,$(THROUGH_THE_PACKAGE))
+	$(call ON_SERVER,hostile,$(THROUGH_THE_PACKAGE))
+	$(MAKE) --no-print-directory hostileshort
+	@echo "make $@: passed"
+else
+	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"
+endif
+
+stock: postgres15 ## all database tests and a chaos run on Debian's PostgreSQL 15 exactly as initdb makes it
+ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
+	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) PENSTOCK_TEST_SERVER=stock $(BIN)/pytest $(CHAOS_ON_A_SERVER) -n 2 --dist loadgroup -m "chaos and not soak" --timeout 600
+	@echo "make $@: passed"
+else
+	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"
+endif
+
+hostileshort: $(VENV)/.dev ## work of every shape on each hostile server, in less than three minutes
+ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
+	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(GIVE_WAY) $(BIN)/pytest tests/hostile -n 2 --dist loadgroup
+	@echo "make $@: passed"
+else
+	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"
+endif
+
+soak: debian stock hostileshort chaos ## the longer runs: PostgreSQL 15 as it comes and with hostile settings, chaos, also with one guarantee taken out at a time: at most 40 minutes
 	$(BIN)/pytest tests -n 3 --dist loadgroup -m soak --timeout 900
 
 sabotage: $(VENV)/.dev ## those of the soak that take one guarantee out at a time, which has to be seen
@@ -76,15 +110,15 @@ chaos: $(VENV)/.dev ## tests that kill workers and the server
 
 protocol15: $(VENV)/.dev ## the tests of migration and of the SQL functions on Debian's PostgreSQL 15, when that is installed
 ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
-	$(call ON_POSTGRES15,$(OF_EACH_CAPABILITY)) $(LAST_LINE)
+	$(call ON_SERVER,stock,$(OF_EACH_CAPABILITY)) $(LAST_LINE)
 	@echo "make $@: passed"
 else
 	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"
 endif
 
-postgres15: $(VENV)/.dev ## all database tests on Debian's PostgreSQL 15, when that is installed
+postgres15: $(VENV)/.dev ## all database tests on Debian's PostgreSQL 15 exactly as initdb makes it, when that is installed
 ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
-	$(call ON_POSTGRES15,tests/postgres tests/*/sql --ignore tests/postgres/unit)
+	$(call ON_SERVER,stock,$(DATABASE_TESTS))
 	@echo "make $@: passed"
 else
 	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"

@@ -17,6 +17,7 @@ import pytest
 
 from penstock import Penstock
 from penstock.testing import TemporaryDatabases
+from tests.stock_server import serving
 
 # No test fails for being slow.
 hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
@@ -49,8 +50,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def databases() -> Iterator[TemporaryDatabases]:
-    """Databases on the embedded server, on another PostgreSQL's programs, or on a server that is there already."""
+    """Databases on the embedded server, on another PostgreSQL's programs, on a server that is there, or on a stock one."""
     bin_dir = os.environ.get("PENSTOCK_TEST_POSTGRES_BIN")
+    if kind := os.environ.get("PENSTOCK_TEST_SERVER"):
+        with serving(kind) as server, TemporaryDatabases(server.url) as databases:
+            yield databases
+        return
     with TemporaryDatabases(
         os.environ.get("PENSTOCK_TEST_DATABASE_URL"), bin_dir=Path(bin_dir) if bin_dir else None
     ) as databases:

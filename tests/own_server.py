@@ -3,96 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 
-from penstock.postgres.embedded import wheel_bin_dir
-from tests.http.http_server import free_port
+from tests.stock_server import Kind, StockServer
 from tests.waiting import eventually
 
-_SETTINGS = """
-listen_addresses = '127.0.0.1'
-unix_socket_directories = ''
-fsync = off
-shared_buffers = '64MB'
-wal_level = replica
-max_wal_senders = 4
-archive_mode = on
-archive_command = 'test ! -f {archive}/%f && cp %p {archive}/%f'
-"""
+_SETTINGS = {"fsync": "off", "shared_buffers": "64MB", "wal_level": "replica", "max_wal_senders": "4", "archive_mode": "on"}
 
 
-class OwnServer:
-    """A server in a folder of its own, which keeps its port through a restore.
+class OwnServer(StockServer):
+    """A server with an archive.
 
     Args:
         bin_dir: Programs of PostgreSQL; None: those that the tests run with, or of the wheel.
     """
 
     def __init__(self, bin_dir: Path | None = None) -> None:
-        chosen = os.environ.get("PENSTOCK_TEST_POSTGRES_BIN")
-        self._bin = bin_dir or (Path(chosen) if chosen else wheel_bin_dir())
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-server-"))
-        self._identity: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            # The server does not run as root.
-            user = pwd.getpwnam("nobody")
-            self._identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-            os.chown(self.folder, user.pw_uid, user.pw_gid)
+        super().__init__(Kind(("-E", "UTF8", "--no-locale"), _SETTINGS), bin_dir=bin_dir)
         self.archive = self.folder / "archive"
         self.backup = self.folder / "backup"
-        self._data = self.folder / "data"
-        self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """The URL of its database."""
-        return f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
 
     async def create(self) -> None:
-        """Make the folder, and start."""
+        """Make the folders, and start."""
         self._run("mkdir", str(self.archive))
-        self._run(
-            self._bin / "initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-locale"
-        )
-        with (self._data / "postgresql.conf").open("a") as settings:
-            settings.write(_SETTINGS.format(archive=self.archive) + f"port = {self._port}\n")
-        await self.start()
-
-    async def start(self) -> None:
-        """Start, and wait until it can be written."""
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self._bin / "postgres"), "-D", str(self._data)], stdout=log, stderr=log, cwd="/", **self._identity
-            )
-        await eventually(self._is_there, "the server", 120)
-
-    async def _is_there(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
-        with suppress(OSError, asyncpg.PostgresError):
-            connection = await asyncpg.connect(self.url, timeout=5)
-            try:
-                return not await connection.fetchval("select pg_is_in_recovery()")
-            finally:
-                await connection.close()
-        return False
-
-    def stop(self) -> None:
-        """Stop as in a crash."""
-        if self._process is not None:
-            self._run(self._bin / "pg_ctl", "-D", self._data, "-m", "immediate", "stop")
-            self._process.wait(60)
-            self._process = None
+        self._configure("archive_command", f"test ! -f {self.archive}/%f && cp %p {self.archive}/%f")
+        await super().create()
 
     async def take_backup(self) -> None:
         """A base backup of the running server."""
@@ -121,14 +59,3 @@ class OwnServer:
             )
         self._run("touch", str(self._data / "recovery.signal"))
         await self.start()
-
-    def remove(self) -> None:
-        """Stop, and remove the folder."""
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _run(self, *command: str | Path) -> None:
-        done = subprocess.run(
-            [str(each) for each in command], capture_output=True, text=True, cwd="/", check=False, timeout=120, **self._identity
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"

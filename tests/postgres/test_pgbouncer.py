@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from penstock import Batch, DatabaseUnavailable, Job, Penstock
 from penstock.postgres.database import Database
 from penstock.settings import Settings
-from penstock.testing import TemporaryDatabases
+from penstock.testing import TemporaryDatabases, running_worker
 from penstock.worker import doctor
 from tests.debian import find, missing
 from tests.http.http_calls import put
@@ -206,3 +206,36 @@ async def test_the_doctor_says_that_the_pooler_swallows_notifications(
         (finding,) = [one for one in findings if one.check == "notifications"]
         assert finding.level == level
         assert level == "ok" or "PENSTOCK_LISTEN_URL" in str(finding.advice)
+
+
+async def test_defaults_of_the_database_do_not_matter_and_what_is_set_does_not_stay(bouncer: int, url: str) -> None:
+    """Each transaction sets what it needs; other clients of the pooler get the connection as it was."""
+    connection = await asyncpg.connect(url)
+    name = await connection.fetchval("select current_database()")
+    for setting in (
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_read_only = on",
+        "DateStyle = 'SQL, DMY'",
+    ):
+        await connection.execute(f'alter database "{name}" set {setting}')
+    await connection.close()
+    pooled = through(bouncer, url)
+    await eventually(lambda: connected(pooled), "PgBouncer")
+    await Penstock(pooled).migrate()
+    app = Penstock(pooled)
+
+    @app.job("ship", keep_result=True)
+    async def ship(job: Job[Any]) -> Any:
+        return job.data
+
+    async with app, running_worker(app):
+        receipt = await ship.enqueue({"n": 1})
+        assert (await app.wait(receipt.id)).result == {"n": 1}
+    other = await asyncpg.connect(pooled, statement_cache_size=0)
+    for setting, value in (
+        ("default_transaction_isolation", "serializable"),
+        ("search_path", "public"),
+        ("DateStyle", "SQL, DMY"),
+    ):
+        assert await other.fetchval(f"show {setting}") == value
+    await other.close()

@@ -1,7 +1,8 @@
 """Connections to PostgreSQL: a small pool, and retries when a connection is lost.
 
 asyncpg is the driver of all calls. The pool does not reset connections between uses, since no statement leaves state behind. A
-call is therefore one round trip, and works through PgBouncer in transaction mode.
+call is therefore one round trip, and works through PgBouncer in transaction mode. The first connection of a process finds out
+what answers at the URL: a server, and of which version, or a pooler; `penstock.postgres.pinned` says what depends on that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError, SchemaMismatch
 from penstock.postgres import credentials
+from penstock.postgres.pinned import ORDINARY, begin_statement, set_statements, settings_of
 from penstock.postgres.translation import lost_connection, translate
 from penstock.settings import Settings
 
@@ -35,6 +38,7 @@ _PERHAPS_LASTING = {"23505", "57014", "53200"}
 _MOST_REPEATS = 5
 # The maximum number of ids that one call may look up, see `penstock.check_size` in functions/core/bounds.sql.
 _AT_ONCE = 10_000
+_FULL_PAUSE_S = 0.1
 _URL_HINT = (
     "It looks like postgresql://user:password@host:5432/database. Signs such as / ? # @ % in a user or password are"
     " percent-encoded, as by urllib.parse.quote(password, safe='')."
@@ -63,11 +67,63 @@ async def _connect(*args: Any, **options: Any) -> Any:
         raise InvalidInput("the database URL is not valid: it cannot be divided into its parts", hint=_URL_HINT) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What answers at a URL.
+
+    Attributes:
+        pooled: Whether it is a pooler, so that settings hold for one transaction.
+        begins: Whether each call has to begin a transaction of its own, for its settings, or since its statement is not kept.
+        server: Major version of the server.
+    """
+
+    pooled: bool
+    begins: bool
+    server: int
+
+
+_UNKNOWN = _Place(pooled=True, begins=True, server=0)
+# Errors at the start of a connection which show that a URL leads to something else than before: a server of an older version
+# does not know a setting, and a pooler takes none.
+_ELSEWHERE = (asyncpg.UndefinedObjectError, asyncpg.ProtocolViolationError)
+
+
 async def _through_pooler(connection: Any) -> bool:
     """Whether another server process runs the statements than the one that accepted the connection, as with PgBouncer."""
     # The command tag is all that a statement that is not prepared returns.
     tag = await connection.execute(f"select where pg_backend_pid() = {connection.get_server_pid()}")
     return str(tag) != "SELECT 1"
+
+
+class _Lent:
+    """A connection of a pool. While the server has no place for one more, waits for a place, or until the pool has one free.
+
+    Args:
+        pool: Pool of connections.
+        timeout_s: Seconds after which it gives up.
+    """
+
+    __slots__ = ("_connection", "_pool", "_timeout_s")
+
+    def __init__(self, pool: asyncpg.Pool[Any], timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._connection: Any = None
+
+    async def __aenter__(self) -> Any:
+        until = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                self._connection = await self._pool.acquire(timeout=self._timeout_s)
+                return self._connection
+            except asyncpg.TooManyConnectionsError as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("server_full", error=error, advice="a smaller PENSTOCK_POOL_SIZE, or a larger max_connections")
+                await asyncio.sleep(_FULL_PAUSE_S * random.uniform(0.5, 1.0))
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.release(self._connection)
 
 
 class Transaction:
@@ -135,8 +191,8 @@ class Database:
         self._settings = settings
         self.declared: dict[tuple[str, str], Any] = {}
         self._pool: asyncpg.Pool[Any] | None = None
-        # By URL, whether a pooler assigns a server connection for each transaction.
-        self._pooled: dict[str, bool] = {}
+        # By URL.
+        self._places: dict[str, _Place] = {}
         self._opening = asyncio.Lock()
         self.mismatch: SchemaMismatch | None = None
         """The last error that shows that the schema is not the one that the code expects."""
@@ -152,13 +208,23 @@ class Database:
             kind: Its class.
         """
         other = kind(self.url, settings, application)
-        other._pooled = self._pooled
+        other._places = self._places
         return other
 
     @property
     def data_dir(self) -> Path | None:
         """The folder of the embedded server of this database; None for a configured database."""
         return self._settings.data_dir if self._settings.database_url is None else None
+
+    @property
+    def pool_size(self) -> int:
+        """The maximum number of connections in the pool."""
+        return self._settings.pool_size
+
+    @property
+    def most_connections(self) -> int:
+        """The maximum number of connections that a process opens: those of its pool, and the one that listens."""
+        return self._settings.pool_size + 1
 
     async def open(self) -> None:
         """Open the pool. Raises `DatabaseUnavailable` when the database does not answer."""
@@ -215,10 +281,10 @@ class Database:
 
         async def once() -> list[Any]:
             async with self._acquire() as connection:
-                if not self._pooled.get(self.url):
+                if not self._places.get(self.url, _UNKNOWN).begins:
                     return list(await connection.fetch(query, *args, timeout=timeout))
                 # A statement is parsed in one round trip and executed in another; the pooler may change the connection between.
-                async with connection.transaction():
+                async with self._begun(connection):
                     return list(await connection.fetch(query, *args, timeout=timeout))
 
         return await (self.retrying(once) if retry else self._translated(once))
@@ -241,8 +307,8 @@ class Database:
         hold the locks of the transaction, for which other workers wait. When it continues, it gets `DatabaseUnavailable`.
         """
         idle_s = self._settings.dead_after.total_seconds()
-        async with self._translating(), self._acquire() as connection, connection.transaction():
-            await connection.execute(f"set local idle_in_transaction_session_timeout = {math.ceil(idle_s * 1000)}")
+        limit = f"set local idle_in_transaction_session_timeout = {math.ceil(idle_s * 1000)}"
+        async with self._translating(), self._acquire() as connection, self._begun(connection, limit):
             yield Transaction(connection, idle_s)
 
     async def connect(self) -> asyncpg.Connection[Any]:
@@ -256,6 +322,27 @@ class Database:
             return connection
 
         return await self._translated(once)
+
+    async def settings_of_others(self, names: Sequence[str]) -> list[Any]:
+        """Settings as other programs of this role have them: name, setting and source as in `pg_settings`."""
+
+        async def once() -> list[Any]:
+            options = {**self._connection_options(self.url), "statement_cache_size": 0}
+            connection = await _connect(self.url, timeout=self._settings.connect_timeout.total_seconds(), **options)
+            try:
+                async with connection.transaction():
+                    return list(
+                        await connection.fetch("select name, setting, source from pg_settings where name = any ($1)", names)
+                    )
+            finally:
+                connection.terminate()
+
+        return await self._translated(once)
+
+    async def pin(self, connection: asyncpg.Connection[Any]) -> None:
+        """Give the transaction that a connection outside the pool has just begun the settings that are needed."""
+        server = connection.get_server_version().major
+        await connection.execute(f"set transaction isolation level read committed, read write; {set_statements(server, 'local')}")
 
     async def retrying(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat `call` while the database is unavailable, with pauses of 50 ms growing to 5 s, jittered.
@@ -316,10 +403,32 @@ class Database:
             self.mismatch = error
             self.schema_changed.set()
 
-    def _acquire(self) -> AbstractAsyncContextManager[Any]:
+    @asynccontextmanager
+    async def _begun(self, connection: Any, *settings: str, read_only: bool = False) -> AsyncIterator[None]:
+        """A transaction with the settings that are needed, begun in one round trip.
+
+        Args:
+            connection: Connection of the pool.
+            settings: Further statements with which it begins.
+            read_only: Whether it cannot write.
+        """
+        place = self._places.get(self.url, _UNKNOWN)
+        pins = (set_statements(place.server, "local"),) if place.pooled else ()
+        try:
+            await connection.execute("; ".join((begin_statement(read_only=read_only), *pins, *settings)))
+            yield
+        except BaseException:
+            if not connection.is_closed() and connection.is_in_transaction():
+                # What happened in the transaction says more than that its connection is lost too.
+                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    await connection.execute("rollback")
+            raise
+        await connection.execute("commit")
+
+    def _acquire(self) -> _Lent:
         if self._pool is None:
             raise DatabaseUnavailable("the database connection is closed", hint="Open the app first: async with app:")
-        return self._pool.acquire(timeout=self._settings.command_timeout.total_seconds())
+        return _Lent(self._pool, self._settings.command_timeout.total_seconds())
 
     def _connection_options(self, url: str) -> dict[str, Any]:
         options: dict[str, Any] = {"server_settings": {"application_name": self._application}}
@@ -330,25 +439,46 @@ class Database:
         return options
 
     async def _connect(self, *args: Any, **options: Any) -> Any:
-        """Connect to the URL in `args`, without prepared statements when a pooler is in between."""
+        """Connect to the URL in `args`, with the settings that are pinned; without prepared statements through a pooler."""
         url = args[0]
-        if (pooled := self._pooled.get(url)) is None:
-            connection = await _connect(*args, **options)
-            pooled = self._settings.statement_cache is not True and await _through_pooler(connection)
-            if url not in self._pooled:
-                self._pooled[url] = pooled
-                if pooled and self._settings.statement_cache is None:
-                    log.warning(
-                        "pooler_found",
-                        going_on="without prepared statements",
-                        setting="PENSTOCK_STATEMENT_CACHE: true if the pooler keeps them, false to go without asking",
-                        notifications="through PENSTOCK_LISTEN_URL"
-                        if self._settings.listen_url
-                        else "none: set PENSTOCK_LISTEN_URL",
-                    )
-            if not pooled:
-                return connection
-            await connection.close()
-        if pooled:
-            options["statement_cache_size"] = 0
-        return await _connect(*args, **options)
+        if (place := self._places.get(url)) is not None:
+            try:
+                return await _connect(*args, **self._suited(place, options))
+            except _ELSEWHERE as error:
+                log.info("server_changed", error=error)
+        connection = await _connect(*args, **options)
+        try:
+            place = await self._found(connection)
+            if not place.pooled:
+                await connection.execute(set_statements(place.server, "session"))
+        except BaseException:
+            connection.terminate()
+            raise
+        if place.pooled and url not in self._places and self._settings.statement_cache is None:
+            log.warning(
+                "pooler_found",
+                going_on="without prepared statements",
+                setting="PENSTOCK_STATEMENT_CACHE: true if the pooler keeps them, false if not",
+                notifications="through PENSTOCK_LISTEN_URL" if self._settings.listen_url else "none: set PENSTOCK_LISTEN_URL",
+            )
+        self._places[url] = place
+        if not place.pooled or self._settings.statement_cache is not None:
+            return connection
+        await connection.close()
+        return await _connect(*args, **self._suited(place, options))
+
+    async def _found(self, connection: Any) -> _Place:
+        """What a connection leads to that has the settings that the server gives to everybody."""
+        server = connection.get_server_version().major
+        if not await _through_pooler(connection):
+            return _Place(pooled=False, begins=False, server=server)
+        if self._settings.statement_cache is not True:
+            return _Place(pooled=True, begins=True, server=server)
+        # The pooler keeps statements, so a call is one round trip, as long as it needs no settings of its own.
+        return _Place(pooled=True, begins=await connection.execute(ORDINARY) != "SELECT 1", server=server)
+
+    def _suited(self, place: _Place, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a connection to a place."""
+        if not place.pooled:
+            return {**options, "server_settings": {**settings_of(place.server), **options["server_settings"]}}
+        return options if self._settings.statement_cache is not None else {**options, "statement_cache_size": 0}

@@ -33,6 +33,8 @@ from penstock._version import __version__
 from penstock.core.logs import get_logger
 from penstock.errors import SchemaMismatch
 from penstock.postgres.database import Database
+from penstock.postgres.pinned import begin_statement, set_statements
+from penstock.postgres.suitability import refuse_unsuitable
 from penstock.postgres.translation import translate
 
 log = get_logger("penstock.migrate")
@@ -99,7 +101,8 @@ class MigrationPlan:
             return "-- Nothing to do: the schema penstock is up to date.\n"
         title = f"-- Brings the schema penstock to version {__version__}, from the state in which it was when this was made.\n"
         body = "".join(f"{text.rstrip().removesuffix(';')};\n\n" for text in self.statements)
-        return f"{title}begin;\n\n{body}commit;\n"
+        begin = f"{begin_statement()};\n{set_statements(OLDEST_SERVER, 'local')};"
+        return f"{title}{begin}\n\n{body}commit;\n"
 
 
 class _Statements:
@@ -125,11 +128,13 @@ async def migrate(database: Database) -> Migrated:
 
     Raises:
         SchemaMismatch: The server is too old, or the schema belongs to a newer Penstock.
+        PenstockError: The database has another encoding than UTF8.
         DatabaseUnavailable: The database cannot be reached.
     """
     connection = await database.connect()
     try:
         async with connection.transaction():
+            await database.pin(connection)
             done, dropped = await _migrate(database, _Statements(connection))
         if done.tables or done.functions:
             log.info("migrated", tables=done.tables, functions=done.functions, dropped=dropped)
@@ -151,6 +156,7 @@ async def plan(database: Database) -> MigrationPlan:
     try:
         transaction = connection.transaction()
         await transaction.start()
+        await database.pin(connection)
         statements = _Statements(connection)
         before = await _fingerprints(connection)
         done, dropped = await _migrate(database, statements)
@@ -170,7 +176,8 @@ async def plan(database: Database) -> MigrationPlan:
 
 
 async def check(database: Database) -> None:
-    """Raise `SchemaMismatch` unless the schema exists and fits this version."""
+    """Raise `SchemaMismatch` unless the schema exists and fits this version, and `PenstockError` in a database without UTF8."""
+    await refuse_unsuitable(database)
     known = {file.name: file for file in schema_files("tables")}
     rows = {row["name"]: row for row in await database.fetch(_APPLIED)}
     _refuse_other_tables(database, rows)
@@ -194,6 +201,7 @@ async def _migrate(database: Database, statements: _Statements) -> tuple[Migrate
     server = int(await connection.fetchval("show server_version_num")) // 10_000
     if server < OLDEST_SERVER:
         raise SchemaMismatch(f"PostgreSQL {server} is too old", hint=f"Penstock needs PostgreSQL {OLDEST_SERVER} or newer.")
+    await refuse_unsuitable(connection)
     await statements.run(f"select pg_advisory_xact_lock({_LOCK})")
     applied: dict[str, Any] = {}
     if await connection.fetchval("select to_regclass('penstock.migrations') is not null"):

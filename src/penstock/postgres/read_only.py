@@ -30,6 +30,5 @@ class ReadOnlyDatabase(Database):
 
     async def fetch(self, query: str, *args: Any, retry: bool = False, timeout: float | None = None) -> list[Any]:
         """See `Database.fetch`, without repetitions. Raises `DatabaseUnavailable` for a statement that takes too long."""
-        async with self._translating(), self._acquire() as connection, connection.transaction(readonly=True):
-            await connection.execute(self._limit)
+        async with self._translating(), self._acquire() as connection, self._begun(connection, self._limit, read_only=True):
             return list(await connection.fetch(query, *args, timeout=timeout))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.postgres.credentials import with_password
+from penstock.postgres.pinned import pinned_url
 from penstock.settings import Settings
 from penstock.spark.connections import APPLICATION, Connections
 from penstock.spark.processes import spare_modules
@@ -38,6 +39,9 @@ _PASSING = (
 )
 
 
+_NO_OPTIONS = "unsupported startup parameter"
+
+
 def connect(url: str) -> Any:
     """An ADBC connection that commits each statement. While the server restarts, it waits for up to 30 s.
 
@@ -50,11 +54,17 @@ def connect(url: str) -> Any:
     spare_modules()
     os.environ.setdefault("PGAPPNAME", APPLICATION)
     deadline = time.monotonic() + _RESTART_S
+    pooled = False
     while True:
         try:
-            return dbapi.connect(with_password(url, Settings.read()), autocommit=True)
+            complete = with_password(url, Settings.read())
+            return dbapi.connect(complete if pooled else pinned_url(complete), autocommit=True)
         except Error as error:
             message = str(error)
+            if _NO_OPTIONS in message and not pooled:
+                # A pooler takes none, and gives what is set later to others: its own settings have to do.
+                pooled = True
+                continue
             if time.monotonic() > deadline or not any(passing in message for passing in _PASSING):
                 raise DatabaseUnavailable(f"the database is not available to Spark: {error}") from None
             time.sleep(random.uniform(0.1, 0.5))

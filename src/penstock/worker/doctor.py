@@ -26,7 +26,7 @@ from penstock.jobs.top import MOST, TopRecord, top
 from penstock.operations import queries as operation_queries
 from penstock.operations.models import FAILING_BATCH
 from penstock.pools import views as pool_views
-from penstock.postgres import health, migrate
+from penstock.postgres import health, migrate, suitability
 from penstock.postgres.database import Database
 from penstock.streams import group_queries
 from penstock.streams.group_models import Lag, held_back
@@ -100,6 +100,16 @@ def worst(findings: Sequence[Finding]) -> Level:
 async def _versions(database: Database) -> list[Finding]:
     server = await database.fetchval("select current_setting('server_version')")
     return [Finding("schema", "ok", f"the schema fits Penstock {__version__}, on PostgreSQL {server}")]
+
+
+async def _settings(database: Database) -> list[Finding]:
+    """What role, database and server set for connections that are not Penstock's own."""
+    hindering, overridden = await suitability.hindrances(database)
+    lacking = await suitability.lacking_connections(database)
+    if found := [*hindering, *([lacking] if lacking else [])]:
+        return [Finding("settings", "warning", one.message, one.advice) for one in found]
+    other = f"; Penstock's own connections have another {_named(overridden)}" if overridden else ""
+    return [Finding("settings", "ok", f"the settings of PostgreSQL hinder nobody{other}")]
 
 
 async def _restored(database: Database) -> list[Finding]:
@@ -413,6 +423,7 @@ async def _operations(database: Database) -> list[Finding]:
 
 _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "schema": _versions,
+    "settings": _settings,
     "restore": _restored,
     "workers": _workers,
     "transactions": _snapshots,

@@ -4,13 +4,37 @@
 -- of queued_jobs says so), one that is archived is refused as archived. A settle moves a row from one table to the
 -- other in one transaction; an enqueue of the same id that runs at that moment waits for it on the primary key, then
 -- inserts, and only then looks into the archive, with a newer snapshot: so it cannot slip through between the two.
--- (With the isolation level repeatable read there is no newer snapshot; there, a retry may slip through.) An id that waits for others, in
+-- (With repeatable read and serializable there is no newer snapshot. There, the job whose row was moved is still seen beside the new one,
+-- and the transaction has to be retried.) An id that waits for others, in
 -- waiting_jobs, is a duplicate too, and is found in the same way: its release moves it to queued_jobs in one transaction. Of two open
 -- transactions that enqueue one id, with `after` and without, the second one waits for the end of the first as well, since a job that is to
 -- wait takes its id in the primary key of queued_jobs too (enqueue_dependents): what commits first is the job.
 --
 -- The archive has one index for each day. A job is archived after its id was made, so UUIDv7 ids need to be looked
 -- up in the days since then only; that is exact because a UUIDv7 from more than a day ahead is refused.
+
+create or replace function penstock.refuse_ended(p_ids uuid[])
+returns void
+language plpgsql
+stable
+as $$
+declare
+    ended uuid;
+begin
+    select job.id into ended
+    from penstock.queued_jobs as job
+    where job.id = any (p_ids)
+    group by job.id
+    having count(*) > 1
+    limit 1;
+    if found then
+        raise exception 'job % ended after this transaction had begun, which enqueues it again', ended
+            using errcode = '40001', hint = 'Retry the transaction: it then sees that the job has ended.';
+    end if;
+end
+$$;
+comment on function penstock.refuse_ended(uuid[]) is
+    'Part of known_before, in a transaction that sees rows as they were when it began: raises 40001 when one of the jobs, which it has just inserted, is also seen as it was before it ended.';
 
 create or replace function penstock.known_before(p_ids uuid[])
 returns uuid[]
@@ -24,6 +48,9 @@ declare
     ordinary boolean;
     waiting uuid[];
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform penstock.refuse_ended(p_ids);
+    end if;
     waiting := array(select job.id from penstock.waiting_jobs as job where job.id = any (p_ids));
     if waiting <> '{}' then
         return waiting || array(select archived.id from penstock.archived_jobs as archived where archived.id = any (p_ids));
