@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock import DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
+from penstock import Conflict, DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
 from penstock.testing import running_worker
 from tests.activity import seen_now
 from tests.waiting import eventually
@@ -17,7 +17,7 @@ from tests.waiting import eventually
 @pytest.mark.parametrize(
     ("sqlstate", "kind"),
     [
-        ("23505", DatabaseUnavailable),
+        ("23505", Conflict),
         ("25006", DatabaseUnavailable),
         ("25P03", DatabaseUnavailable),
         ("40001", DatabaseUnavailable),
@@ -52,7 +52,7 @@ async def test_what_may_lie_in_the_call_is_not_repeated_for_ever(app: Penstock) 
     database = await app.database()
     await database.fetch("create table twice (id int primary key)")
     await database.fetch("insert into twice values (1)")
-    with pytest.raises(DatabaseUnavailable, match="duplicate key"):
+    with pytest.raises(Conflict, match="duplicate key"):
         await asyncio.wait_for(database.fetch("insert into twice values (1)", retry=True), 60)
 
 

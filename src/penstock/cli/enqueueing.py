@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from penstock.cli.backend import Backend, group_named, with_backend
 from penstock.cli.output import AsJson, err, moment, out, print_json, say, span
 from penstock.errors import InvalidInput
+from penstock.jobs.enqueue import the_only
 from penstock.jobs.models import Enqueued, NewJob, When
 
 _BATCH = 5_000
@@ -77,7 +78,7 @@ def enqueue(
         return
 
     async def one(app: Backend) -> Enqueued:
-        return (await app.enqueue_many(name, [await _in_group(app, job, group)]))[0]
+        return the_only(await app.enqueue_many(name, [await _in_group(app, job, group)]))
 
     receipt = with_backend(one)
     say(receipt, f"{receipt.outcome}: {receipt.id}", as_json)

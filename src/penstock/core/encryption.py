@@ -45,6 +45,7 @@ _BEGINNING = '{"penstock":'
 _FIELDS = {"v", "kid", "c"}
 _MARK = b"\xf5PNS" + bytes([_VERSION])  # no UTF-8, no zstd
 _KID = 6
+_KEY_ID = re.compile(r"[A-Za-z0-9_-]{8}", re.ASCII)
 _INSIDE = re.compile(r'\{"penstock":\{[^{}]*\}\}')
 _LONGEST_REASON = 500
 
@@ -183,7 +184,9 @@ def key_id_of(text: str) -> str | None:
 def is_envelope(value: object) -> bool:
     """Whether a value of JSON has the form of an envelope."""
     inner = value.get("penstock") if isinstance(value, dict) and len(value) == 1 else None
-    return isinstance(inner, dict) and inner.keys() == _FIELDS
+    if not isinstance(inner, dict) or inner.keys() != _FIELDS:
+        return False
+    return isinstance(inner["kid"], str) and _KEY_ID.fullmatch(inner["kid"]) is not None
 
 
 def is_sealed(stored: bytes) -> bool:

@@ -14,7 +14,7 @@ from penstock.jobs import opening, type_queries
 from penstock.jobs import queries as jobs
 from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
-from penstock.jobs.enqueue import enqueue_many
+from penstock.jobs.enqueue import enqueue_many, the_only
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Enqueued, EnqueueOutcome, GroupReference, NewJob, NewJobOptions, group_id, make_id, new_job
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
@@ -56,7 +56,7 @@ class JobAdministration(JobDeclarations):
         """
         payload: Any = {} if data is None else data
         new = new_job(_name_of(type), payload, options)
-        return (await self.enqueue_many(type, [new], connection=connection))[0]
+        return the_only(await self.enqueue_many(type, [new], connection=connection))
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs of one type, in atomic batches of 10,000.

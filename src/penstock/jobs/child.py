@@ -12,6 +12,10 @@ from penstock.jobs.models import Enqueued, NewJob
 class ChildType(Protocol):
     """What the job type of a child does for the worker that enqueues it. A `JobType` is one."""
 
+    @property
+    def name(self) -> str:
+        """Name of the job type."""
+
     async def enqueue_many(self, new: Iterable[NewJob | Any]) -> list[Enqueued]:
         """See `JobType.enqueue_many`."""
 

@@ -272,21 +272,6 @@ async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["name"] for row in rows}
 
 
-async def types_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
-    """Names of the job types of the jobs, wherever they are: queued, waiting for others, archived. Unknown ids are left out."""
-    rows = await database.fetch(
-        """
-        select id, name from penstock.queued_jobs where id = any($1)
-        union all
-        select id, name from penstock.waiting_jobs where id = any($1)
-        union all
-        select id, name from penstock.archived_jobs where id = any($1)
-        """,
-        ids,
-    )
-    return {row["id"]: row["name"] for row in rows}
-
-
 async def held(database: Database, ids: Sequence[UUID]) -> dict[UUID, Held]:
     """The jobs that are not finished, with their times until now."""
     rows = await database.fetch(

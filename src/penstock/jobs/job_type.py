@@ -14,7 +14,7 @@ from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import type_queries
 from penstock.jobs.child import ChildJob
-from penstock.jobs.enqueue import enqueue_many
+from penstock.jobs.enqueue import enqueue_many, the_only
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
 from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, new_job
 from penstock.jobs.options import Options
@@ -227,7 +227,7 @@ class JobType(Generic[P]):
             args: Arguments of the handler by position: its payload, or the fields of its payload.
             kwargs: Arguments of the handler by name.
         """
-        return (await self.enqueue_many([self.new(*args, **kwargs)]))[0]
+        return the_only(await self.enqueue_many([self.new(*args, **kwargs)]))
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these arguments, for `enqueue_many`.
@@ -293,7 +293,7 @@ class JobCall(Generic[P]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`."""
-        return (await self.type.enqueue_many([self.new(*args, **kwargs)], connection=self.connection))[0]
+        return the_only(await self.type.enqueue_many([self.new(*args, **kwargs)], connection=self.connection))
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these options and arguments, for `enqueue_many`."""

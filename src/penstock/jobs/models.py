@@ -44,6 +44,7 @@ class EnqueueOutcome(enum.StrEnum):
         COALESCED: A job with its unique key is queued already.
         ARCHIVED: A job with its id is finished already.
         WAITING: It waits for the jobs after which it is to run.
+        TAKEN: Its id is that of a job of another type, and it is not enqueued. A call for one job raises `Conflict` instead.
     """
 
     QUEUED = "queued"
@@ -51,6 +52,7 @@ class EnqueueOutcome(enum.StrEnum):
     COALESCED = "coalesced"
     ARCHIVED = "archived"
     WAITING = "waiting"
+    TAKEN = "taken"
 
 
 class Outcome(enum.StrEnum):

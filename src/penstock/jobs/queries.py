@@ -110,6 +110,12 @@ async def enqueue_many(database: Database, batch: JobColumns, *, retry: bool = F
     return exceptions_by_index(await database.fetch(*enqueue_call(batch), retry=retry))
 
 
+async def own_ids(database: Database, purpose: str, texts: Sequence[str]) -> list[UUID]:
+    """Ids that follow from texts, the same in each call of this role, which no other one can find out. See `penstock.own_ids`."""
+    ids: list[UUID] = await database.fetchval("select penstock.own_ids($1, $2)", purpose, texts, retry=True)
+    return ids
+
+
 def exceptions_by_index(rows: Sequence[Any]) -> dict[int, tuple[UUID, EnqueueOutcome]]:
     """The rows of `enqueue_call`, by index from 0."""
     return {row["ordinal"] - 1: (row["id"], EnqueueOutcome(row["outcome"])) for row in rows}

@@ -20,6 +20,7 @@ from penstock.core.serialization import Codec, dump_json
 from penstock.errors import InvalidInput
 from penstock.groups.assignors import KeyAssign, slot_of
 from penstock.jobs.declarations import Decorator
+from penstock.jobs.enqueue import the_only
 from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Enqueued, Executor, KeyedJobOptions, NewJob, new_job
@@ -219,7 +220,7 @@ class Pool(PoolControl, Generic[T]):
                 " takes the key from the payload.",
             )
         new = new_job(self.name, {} if data is None else data, options, key)
-        return (await self._type.enqueue_many([new], connection=connection))[0]
+        return the_only(await self._type.enqueue_many([new], connection=connection))
 
     async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""

@@ -23,7 +23,7 @@ import asyncpg
 
 from penstock.core import measuring
 from penstock.core.logs import get_logger
-from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError, SchemaMismatch
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError, SchemaMismatch
 from penstock.postgres import credentials
 from penstock.postgres.pinned import ORDINARY, begin_statement, set_statements, settings_of
 from penstock.postgres.translation import lost_connection, translate
@@ -354,8 +354,11 @@ class Database:
         while True:
             try:
                 return await self._translated(call)
-            except DatabaseUnavailable as error:
-                if getattr(error.__cause__, "sqlstate", None) in _PERHAPS_LASTING:
+            except (DatabaseUnavailable, Conflict) as error:
+                sqlstate = getattr(error.__cause__, "sqlstate", None)
+                if isinstance(error, Conflict) and sqlstate != "23505":
+                    raise
+                if sqlstate in _PERHAPS_LASTING:
                     repeats += 1
                     if repeats > _MOST_REPEATS:
                         raise

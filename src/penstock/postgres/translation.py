@@ -6,14 +6,13 @@ from collections.abc import Awaitable
 
 import asyncpg
 
-from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError, Unreadable, of_sqlstate
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError, Unreadable, of_sqlstate
 
 # Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and
 # transactions that the server ended for idling or for taking too long.
 _LOST_CLASSES = ("08", "53", "57P", "55000", "25P03", "25P04", "58")
 # Failures caused by another call, a setting or an administrator, after which a repetition may succeed, with the hint for each.
 _PASSING = {
-    "23505": "Another transaction wrote the same identity or unique key at the same time: repeat the call.",
     "25006": "The server is read-only: a standby, or the old primary after a failover. Repeat the call when there is a primary.",
     "40": "Repeat the call.",
     "55P03": "Repeat the call.",
@@ -51,6 +50,11 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
     for state, advice in _PASSING.items():
         if sqlstate.startswith(state):
             return DatabaseUnavailable(f"the database did not carry out the call: {message}", hint=advice)
+    if sqlstate == "23505":
+        return Conflict(
+            f"the database did not carry out the call: {message}",
+            hint="Another transaction wrote the same identity or unique key at the same time: repeat the call.",
+        )
     if sqlstate == "42501":
         return PenstockError(
             f"the database refuses: {message}",

@@ -19,6 +19,7 @@ from pyspark.sql.types import MapType, StructType
 
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs import type_queries
+from penstock.jobs.queries import own_ids
 from penstock.spark import staging
 from penstock.spark.blocking import Blocking
 from penstock.spark.jobs.options import job_target
@@ -137,9 +138,9 @@ def enqueue(
     return Done(run, total, skipped)
 
 
-def replayed(history: DataFrame, run: str) -> DataFrame:
-    """Jobs of a lake as new jobs. Their ids follow from the old ids and the name of the run, so a repeated run adds no jobs."""
-    digest = F.md5(F.concat_ws("\n", F.lit(run), F.col("id")))
+def replayed(history: DataFrame, salt: str) -> DataFrame:
+    """Jobs of a lake as new jobs. Their ids follow from the old ids and the salt of the run, so a repeated run adds no jobs."""
+    digest = F.sha2(F.concat_ws("\n", F.lit(salt), F.col("id")), 256)
     groups = [F.substring(digest, at, length) for at, length in ((1, 8), (9, 4), (14, 3), (18, 3), (21, 12))]
     # RFC 9562: the application chooses the bits of version 8.
     id = F.concat(groups[0], F.lit("-"), groups[1], F.lit("-8"), groups[2], F.lit("-8"), groups[3], F.lit("-"), groups[4])
@@ -147,8 +148,11 @@ def replayed(history: DataFrame, run: str) -> DataFrame:
 
 
 def replay(history: DataFrame, url: str, run: str) -> int:
-    """Replay jobs of a lake, each once for each name of a run. Returns their number."""
-    frame = replayed(history, run)
+    """Replay jobs of a lake, each once for each name of a run and role. Returns their number."""
+    with Blocking(url) as database:
+        # Nobody else can find the ids out, and enqueue other jobs under them.
+        [salt] = database.run(own_ids(database.database, "bulk replay", [run]))
+    frame = replayed(history, str(salt))
     count = frame.count()
     # The ids alone make each replay count once. Under the name of a writer, a run with another condition would do nothing.
     frame.write.format("penstock").options(url=url).mode("append").save()

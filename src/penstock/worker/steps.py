@@ -12,7 +12,6 @@ import functools
 import inspect
 import time
 import typing
-import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -330,7 +329,7 @@ class Steps:
     async def _enqueue(self, name: str, children: Sequence[ChildJob], group: UUID) -> None:
         """Enqueue the children, with the same ids in each run."""
         by_type: dict[ChildType, list[NewJob]] = defaultdict(list)
-        for id, child in zip(self._ids(name, children), children, strict=True):
+        for id, child in zip(await self._ids(name, children), children, strict=True):
             by_type[child.type].append(replace(child.new, id=id, group=group))
         for type, new in by_type.items():
             await type.enqueue_many(new)
@@ -339,7 +338,7 @@ class Steps:
         """The results of children that have ended, and whether they may be kept: what is encrypted is not stored in a job that is
         not, so that each run reads it again. Raises `JobFailed` when a child did not succeed, or `KeyMissing`.
         """
-        ids = self._ids(name, children)
+        ids = await self._ids(name, children)
         found = await jobs.find(self._recorder.database, ids)
         records = [found.get(id) for id in ids]
         sealer = self._held.sealer
@@ -361,8 +360,12 @@ class Steps:
         keeps = seals or not any(record.encrypted for record in ended)
         return [opening.result_of(record, sealer.keyring) for record in ended], keeps
 
-    def _ids(self, name: str, children: Sequence[ChildJob]) -> list[UUID]:
-        return [uuid.uuid5(self._held.claimed.id, f"{name}/{index}") for index in range(len(children))]
+    async def _ids(self, name: str, children: Sequence[ChildJob]) -> list[UUID]:
+        held, types = self._held, [child.type.name for child in children]
+        ids = await queries.child_ids(self._recorder.database, held.claimed.id, held.lease, name, types)
+        if ids is None:
+            raise self._lost()
+        return ids
 
     def _text(self, name: str, text: str) -> str:
         """The JSON text of a result. Raises `InvalidInput` when it is too large."""

@@ -190,6 +190,13 @@ async def begin_waits(database: Database, waits: Sequence[Wait]) -> list[Waiting
     return [Waiting(*row) for row in rows]
 
 
+async def child_ids(database: Database, id: UUID, lease: int, name: str, types: Sequence[str]) -> list[UUID] | None:
+    """The ids of the children of a step, of these types: the same in each run. None: the job is not held under the lease."""
+    query = "select penstock.child_ids($1, $2, $3, $4)"
+    ids: list[UUID] | None = await database.fetchval(query, id, lease, name, types, retry=True)
+    return ids
+
+
 async def signal(database: Database, id: UUID, name: str, value: str) -> bool:
     """Send a signal to a job, JSON text as it is stored. Returns whether it was the first. Raises `NotFound`, `Conflict`."""
     first = bool(await database.fetchval("select penstock.signal($1, $2, $3::jsonb)", id, name, value))

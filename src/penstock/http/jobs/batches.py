@@ -28,7 +28,7 @@ class BatchOutcome(LineOutcome):
     """One line of the answer to a batch: an outcome or an error. After 1,000 errors `lines` tells the bad ones as ranges."""
 
     id: str | None = None
-    outcome: Literal["queued", "waiting", "duplicate", "coalesced", "archived"] | None = None
+    outcome: Literal["queued", "waiting", "duplicate", "coalesced", "archived", "taken"] | None = None
 
 
 @api.post(

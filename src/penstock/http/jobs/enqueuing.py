@@ -30,8 +30,6 @@ from penstock.jobs.records import Status
 from penstock.postgres.database import Database
 
 _MOST_CALLBACKS = 500
-# What is answered for an id that was there before.
-_FOUND = (EnqueueOutcome.DUPLICATE, EnqueueOutcome.ARCHIVED)
 
 
 class New:
@@ -107,14 +105,14 @@ class SingleJobs:
         """Enqueue one job with others of its type that come at the same time.
 
         Raises:
-            ApiError: 404 without such a type, 403 when the id is that of a job that is not open to the user.
+            ApiError: 404 without such a type; when the id is that of a job of another type, 403 for a user of some types, else 409.
         """
         try:
             put = await self._puts.submit(name, new)
         except NotFound:
             raise no_such_type(name) from None
         self._metrics.enqueued(name, put.outcome)
-        if put.outcome in _FOUND and await self._foreign(new.principal, [put.id]):
+        if put.outcome is EnqueueOutcome.TAKEN:
             raise taken(new)
         if put.name is None and put.outcome is EnqueueOutcome.COALESCED:
             # It coalesced with a job that has ended, and holds its unique key for a time.
@@ -130,22 +128,12 @@ class SingleJobs:
         except DatabaseUnavailable:
             # The ids are made, so that once more does no harm.
             exceptions = await queries.enqueue_many(self._database, batch)
-        found = [exceptions[index][0] for index in exceptions if exceptions[index][1] in _FOUND]
-        foreign = await self._foreign(part[0].principal, found) if found else frozenset()
         lines: list[dict[str, Any]] = []
         for index, new in enumerate(part):
             id, outcome = exceptions.get(index, (new.id, EnqueueOutcome.QUEUED))
-            refused = outcome in _FOUND and id in foreign
+            refused = outcome is EnqueueOutcome.TAKEN and new.principal.types is not None
             lines.append({"error": taken(new).as_dict()} if refused else {"id": shapes.job_id(id), "outcome": str(outcome)})
         return lines
-
-    async def _foreign(self, principal: Principal, ids: Sequence[UUID]) -> frozenset[UUID]:
-        """Those of the jobs that are not open to a user, wherever they are now."""
-        if principal.types is None:
-            return frozenset()
-        names = await http.types_of(self._database, ids)
-        # One that is pruned meanwhile was of a type that is not known any more.
-        return frozenset(id for id in ids if id not in names or not principal.may(names[id]))
 
     async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
         """Settle one attempt by the number of attempts left: the callback. Raises `ApiError` in Rickover's order of checks."""
@@ -208,7 +196,10 @@ class SingleJobs:
 
 
 def taken(new: New) -> ApiError:
-    """The answer to an id that is in use for a job which the user may not see: that it is in use, and nothing else."""
+    """The answer to an id that is in use for a job of another type: that it is in use, and nothing else."""
+    if new.principal.types is None:
+        return ApiError(409, "id_taken", f"The id belongs to another job: {shapes.job_id(new.id)}", instance=new.instance)
+    # Whether the other type is open to the user or not.
     title = f"User {new.principal.name} has no access to this job"
     return ApiError(403, "forbidden", title, detail="Its id is in use: take another one", instance=new.instance, in_body=True)
 

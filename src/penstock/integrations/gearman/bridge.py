@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import orjson
 
 from penstock.app import Penstock
 from penstock.core.checks import storable_text
+from penstock.core.coalescing import GroupCommit
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json, plain_text
 from penstock.core.tracing import valid_traceparent
-from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, PenstockError
 from penstock.integrations.gearman.deliveries import Deliveries
 from penstock.integrations.gearman.wire import Server, TakenJob, Wire, as_bytes, parsed
 from penstock.jobs import queries as jobs
@@ -42,8 +42,8 @@ from penstock.topics.topic import Topic
 from penstock.worker import Worker
 
 log = get_logger("penstock.gearman")
-_IDS = UUID("6f9cf0a2-4c1b-5b0e-9a53-1f64d0f5a7c3")
 _MOST_AT_ONCE = 1_000
+T = TypeVar("T")
 
 
 class Bridge:
@@ -84,6 +84,7 @@ class Bridge:
         self._serving = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         self._finished = Finished(app)
+        self._ids: GroupCommit[str, str, UUID] = GroupCommit(self._derive, most=_MOST_AT_ONCE)
         self._functions: dict[str, Callable[[TakenJob], Awaitable[bytes]]] = {
             "subscribe_fanout": self._subscribe,
             "unsubscribe_fanout": self._unsubscribe,
@@ -225,16 +226,20 @@ class Bridge:
         request = _mapping(taken.arguments, "topic", "payload")
         topic = Topic[Any](self._app.context, self._app.job, _text(request, "topic"), Any, None)
         unique = request.get("unique")
-        document = topics.publish_document(
-            dump_json(request["payload"], topic.name),
-            _id_of(taken),
-            None if unique is None or unique == "" else plain_text(str(unique)),
-            None,
-            None,
-            valid_traceparent(request.get("traceparent")),
-        )
+
+        async def publish(id: UUID) -> Published:
+            document = topics.publish_document(
+                dump_json(request["payload"], topic.name),
+                id,
+                None if unique is None or unique == "" else plain_text(str(unique)),
+                None,
+                None,
+                valid_traceparent(request.get("traceparent")),
+            )
+            return await topics.publish(await self._app.database(), topic.name, document)
+
         try:
-            receipt = await topics.publish(await self._app.database(), topic.name, document)
+            receipt = await self._under_its_id(taken, publish)
         except NotFound:
             return b"0"  # the topic never had a subscriber
         if request.get("background"):
@@ -246,12 +251,34 @@ class Bridge:
             data = orjson.loads(taken.arguments) if taken.arguments else {}
         except orjson.JSONDecodeError:
             data = taken.arguments.decode("utf-8", "replace")
-        receipt = await self._app.enqueue(taken.function, data, id=_id_of(taken))
+        receipt = await self._under_its_id(taken, lambda id: self._app.enqueue(taken.function, data, id=id))
         record = await self._finished.wait(receipt.id)
         if record.status is not Status.SUCCEEDED:
             message = record.errors[-1].get("message") if record.errors else None
             raise PenstockError(str(message or f"the job {record.status}"))
         return b"" if record.result is None else as_bytes(record.result)
+
+    async def _under_its_id(self, taken: TakenJob, call: Callable[[UUID], Awaitable[T]]) -> T:
+        """Make a call with the id of the Penstock job or message for a Gearman job.
+
+        If possible the same when gearmand gives the job to another bridge after a crash: bridges of one role have the same ids,
+        which nobody else can find out.
+
+        gearmand uses a handle again after a restart, but not the unique key, a UUID, that libgearman makes for each job.
+        """
+        try:
+            unique = UUID(taken.unique)
+        except ValueError:
+            return await call(make_id())
+        id = await self._ids.submit("", f"{taken.function} {unique} {taken.handle}")
+        try:
+            return await call(id)
+        except Conflict as error:
+            log.warning("gearman_id_taken", function=taken.function, id=str(id), error=error)
+            return await call(make_id())
+
+    async def _derive(self, _: str, texts: list[str]) -> list[UUID]:
+        return await jobs.own_ids(await self._app.database(), f"gearman {self.name}", texts)
 
     # -- to Gearman
 
@@ -329,14 +356,3 @@ def _count(receipt: Published) -> bytes:
     if errors:
         raise PenstockError(json.dumps(errors))
     return str(receipt.receivers).encode()
-
-
-def _id_of(taken: TakenJob) -> UUID:
-    """The id of the Penstock job for a Gearman job, if possible the same when gearmand gives it to another bridge after a crash.
-
-    gearmand uses a handle again after a restart, but not the unique key, a UUID, that libgearman makes for each job.
-    """
-    try:
-        return uuid.uuid5(_IDS, f"{UUID(taken.unique)} {taken.handle}")
-    except ValueError:
-        return make_id()

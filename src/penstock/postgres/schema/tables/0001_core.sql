@@ -3,6 +3,10 @@
 -- A migration writes the row of protocol (postgres/migrate.py says what it means). grant_access writes a row of access_grants for
 -- each role, and a migration repeats all grants from there.
 --
+-- Ids that Penstock derives (functions/core/derived_ids.sql) follow from a secret, which the migration makes and no role reads, so that
+-- nobody can take such an id before the job that is to have it is there. The secret is a row like any other, and goes with dumps and
+-- restores. A further row is a new secret: what was begun before keeps the ids that follow from the old one.
+--
 -- A process that does maintenance which only one may do at a time locks the row of that work in maintenance. Advisory locks would not
 -- do: any login of the database can hold one for ever, and lost jobs would no longer be recovered.
 
@@ -42,6 +46,18 @@ comment on table penstock.maintenance is
 comment on column penstock.maintenance.name is
     'The work: recover (jobs of lost workers) or maintain_topics (subscriptions and queues that are over).';
 insert into penstock.maintenance (name) values ('recover'), ('maintain_topics');
+
+create table penstock.id_secrets (
+    made_at timestamptz primary key,
+    inner_key bytea not null,
+    outer_key bytea not null,
+    constraint id_secrets_length_check check (length(inner_key) = 64 and length(outer_key) = 64)
+);
+comment on table penstock.id_secrets is
+    'Secrets from which derived ids follow, for the owner of the schema alone: grant_access gives no role a right on it.';
+comment on column penstock.id_secrets.made_at is 'What begins from here on, until the next secret, has ids that follow from it.';
+comment on column penstock.id_secrets.inner_key is 'Key of the inner hash: 64 bytes, of which 61 are random.';
+comment on column penstock.id_secrets.outer_key is 'Key of the outer hash, likewise.';
 
 create unlogged table penstock.listeners (
     channel text not null,

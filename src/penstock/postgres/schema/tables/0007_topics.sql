@@ -16,9 +16,11 @@
 --
 -- Invariants that keep this fast:
 --
--- * The ids of the copies of a message are one range of the primary key: the time of the publish, the number of the
---   message, and in the last 48 bits the number of the subscription. So all copies of a message are found, queued or
---   archived, without an index of their own.
+-- * The ids of the copies of a message are one range of the primary key: the time of the publish, 26 random bits, and in the last 48 bits
+--   the number of the subscription, or for a copy that is made later a derived number (late_copy_ids). So all copies of a message are
+--   found, queued or archived, without an index of their own. They begin at topic_messages.first_copy. Nobody can guess that before the
+--   publish, and a publish that meets another job there takes another range. What lies in the range is a copy only when its row has the
+--   number of the message, which no caller can give a job.
 -- * No index of queued_jobs holds the number of the message: a claim stays a HOT update.
 -- * A renewal is a HOT update: no index holds expires_at.
 -- * Only the primary key begins with the topic, so that there is one way to look up a subscriber, whatever size the
@@ -118,6 +120,7 @@ create table penstock.topic_messages (
     run_after timestamptz,
     expires_at timestamptz,
     id uuid not null,
+    first_copy uuid not null,
     receivers integer not null,
     topic text not null,
     unique_key text,
@@ -136,6 +139,7 @@ comment on column penstock.topic_messages.run_after is 'Its copies do not start 
 comment on column penstock.topic_messages.expires_at is
     'Copies that wait then are archived as expired; null: never.';
 comment on column penstock.topic_messages.id is 'Made by the publisher; publishing it again is the same message.';
+comment on column penstock.topic_messages.first_copy is 'Where the ids of its copies begin.';
 comment on column penstock.topic_messages.receivers is 'How many subscribers got it, those included whose copy coalesced.';
 comment on column penstock.topic_messages.topic is 'Name of the topic.';
 comment on column penstock.topic_messages.unique_key is

@@ -1,7 +1,8 @@
 -- Schedules: timers and cron schedules.
 --
 -- A schedule that runs as jobs has a job type of its own name. When a slot (one time of the schedule) is due, one transaction moves
--- next_at and enqueues the run, whose id follows from name and slot: each slot has one run, whatever crashes. The next run is not
+-- next_at and enqueues the run, whose id is derived from name and slot (functions/core/derived_ids.sql):
+-- each slot has one run, whatever crashes. The next run is not
 -- enqueued while that job is queued or in progress. The job has the outcome of the run; workers copy it here when the job is archived,
 -- so that it outlives the archive. A schedule that runs in place is held by one worker (running_by) while it runs.
 --

@@ -34,11 +34,11 @@ declare
         'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
         'last_sequence', 'commit_staged', 'commit_staged_events', 'require_attempt', 'discard_staged', 'prune_staged',
         'forget_writer', 'run_schedule', 'start_operation', 'cancel_operation', 'open_group', 'seal_group', 'cancel_group', 'signal',
-        'start_workflow', 'retry_workflow'
+        'start_workflow', 'retry_workflow', 'own_ids'
     ];
     working constant text[] := array[
         'claim', 'claim_alone', 'promise_to_begin', 'begin_jobs', 'has_isolated_jobs', 'next_alone', 'isolate', 'keep_alive',
-        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'register_worker', 'heartbeat',
+        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'register_worker', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'quarantined_in', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
@@ -55,7 +55,7 @@ declare
         'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages', 'prune_history',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule',
-        'preview_erasure', 'start_erasure', 'cancel_erasure', 'fence_restored', 'erase_lake_file', 'fence_lake', 'finish_lake', 'finish_erasure'
+        'change_topic', 'preview_erasure', 'start_erasure', 'cancel_erasure', 'fence_restored', 'erase_lake_file', 'fence_lake', 'finish_lake', 'finish_erasure'
     ];
     serving constant text[] := array[
         'declare_job_type', 'settle_attempts', 'find_user', 'open_session', 'find_session', 'use_link', 'close_session', 'begin_change',
@@ -127,8 +127,8 @@ begin
     perform penstock.revoke_all(p_role);
     execute format('grant usage on schema penstock to %I', p_role);
     execute format('grant select on all tables in schema penstock to %I', p_role);
-    -- No role may read hashes of secrets.
-    execute format('revoke all on penstock.users, penstock.sessions from %I', p_role);
+    -- No role may read secrets, or hashes of them.
+    execute format('revoke all on penstock.users, penstock.sessions, penstock.id_secrets from %I', p_role);
     -- Rows that are being loaded concern their transaction alone.
     execute format('revoke all on penstock.loaded_chunks from %I', p_role);
     -- Days of the archive and segments of streams belong to the owner, whichever role makes them.

@@ -4,6 +4,17 @@
 -- the flag that it has read with the rest of the type. What workers report of a job (result, error, progress) goes through
 -- without_plain instead, which leaves out what is not encrypted: an outcome counts, whatever came with it.
 
+create or replace function penstock.is_key_id(p_text text)
+returns boolean
+language sql
+immutable
+parallel safe
+as $$
+    -- Six bytes in base64 for URLs: whatever shows the id of a key shows nothing else.
+    select p_text ~ '^[A-Za-z0-9_-]{8}$'
+$$;
+comment on function penstock.is_key_id(text) is 'Whether a text has the form of the id of a key.';
+
 create or replace function penstock.is_envelope(p_data jsonb)
 returns boolean
 language sql
@@ -16,6 +27,7 @@ as $$
             and (p_data -> 'penstock') - '{v,kid,c}'::text[] = '{}'
             and jsonb_typeof(p_data #> '{penstock,v}') = 'number'
             and jsonb_typeof(p_data #> '{penstock,kid}') = 'string'
+            and penstock.is_key_id(p_data #>> '{penstock,kid}')
             and p_data #>> '{penstock,c}' ~ '^[A-Za-z0-9+/]{38,}={0,2}$'
         end,
         false
@@ -64,6 +76,80 @@ $$;
 comment on function penstock.refuse_plain(text, jsonb[]) is
     'Part of what stores documents of encrypted job types: raises PS400 for the first one that is no envelope. p_what: what they are for.';
 
+create or replace function penstock.check_encrypted_option(p_what text, p_options jsonb)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_options ? 'encrypted' and jsonb_typeof(p_options -> 'encrypted') <> 'boolean' then
+        raise exception 'encrypted of % must be true or false, not %', p_what, left(p_options ->> 'encrypted', 100)
+            using errcode = 'PS400', hint = 'It says whether what belongs to it is stored encrypted.';
+    end if;
+end
+$$;
+comment on function penstock.check_encrypted_option(text, jsonb) is
+    'Part of what declares and changes job types, topics and streams: raises PS400 unless the option encrypted is true or false.';
+
+create or replace function penstock.may_administer()
+returns boolean
+language sql
+stable
+as $$
+    select has_function_privilege(session_user, 'penstock.change_topic(text, jsonb)', 'execute')
+$$;
+comment on function penstock.may_administer() is
+    'Part of what turns encryption off: whether the role that is logged in has the access admin, or owns the schema.';
+
+create or replace function penstock.check_queues(p_topic text default null, p_queue text default null, p_after bigint default 0)
+returns void
+language plpgsql
+stable
+as $$
+declare
+    wrong record;
+begin
+    select type.name as queue, type.encrypted, topics.name as topic, null::text as client_id into wrong
+    from penstock.jobs as type
+    join penstock.topics on topics.name = type.topic
+    where type.name = p_queue and type.encrypted <> topics.encrypted;
+    if not found then
+        select there.queue, type.encrypted, there.topic, there.client_id into wrong
+        from penstock.subscriptions as there
+        join penstock.topics on topics.name = there.topic
+        cross join lateral (select jobs.encrypted from penstock.jobs where jobs.name = there.queue offset 0) as type
+        where (p_topic is null or there.topic = p_topic)
+            and (p_queue is null or there.queue = p_queue)
+            and there.number > p_after
+            and type.encrypted <> topics.encrypted
+        limit 1;
+    end if;
+    if found and wrong.encrypted then
+        raise exception 'topic % is not encrypted, and the queue % of its subscriber % is', wrong.topic, wrong.queue, coalesce(wrong.client_id, substr(wrong.queue, length(wrong.topic) + 2))
+            using errcode = 'PS409',
+                  hint = 'Plain messages would be stored for an encrypted job type. Encrypt the topic, which encrypts the queues of its subscribers: app.topic(name, encrypted=True).';
+    elsif found then
+        raise exception 'topic % is encrypted, and the queue % of its subscriber is not', wrong.topic, wrong.queue
+            using errcode = 'PS409', hint = 'The queues of its subscribers are encrypted for as long as the topic is.';
+    end if;
+end
+$$;
+comment on function penstock.check_queues(text, text, bigint) is
+    'The rule for encryption of topics: a topic and the queues of its subscribers are encrypted together. Called by whatever changes one of these, with the topic, the queue, or the topic and the number of the last subscription before; raises PS409.';
+
+create or replace function penstock.refuse_copy(p_topic text, p_queue text)
+returns boolean
+language plpgsql
+as $$
+begin
+    perform penstock.check_queues(p_topic, p_queue);
+    raise exception 'the queue % is encrypted, and a message of topic % is not', p_queue, p_topic
+        using errcode = 'PS409', hint = 'Encrypt the topic, which encrypts the queues of its subscribers: app.topic(name, encrypted=True).';
+end
+$$;
+comment on function penstock.refuse_copy(text, text) is
+    'Part of publish and publish_many: raises PS409 for a plain message to an encrypted queue.';
+
 create or replace function penstock.is_sealed_bytes(p_payload bytea)
 returns boolean
 language sql
@@ -111,8 +197,8 @@ as $$
     select case
         when not p_stream.encrypted or p_error is null then p_error
         -- The class of an error with the envelope of its message, or what a consumer says of offsets and keys itself.
-        when p_error ~ '[{]"penstock":[{]"v":1,"kid":"[^"]*","c":"[A-Za-z0-9+/=]*"[}][}]' then p_error
-        when p_error ~ '^(offset [0-9]+ of partition [0-9]+ of stream [^ ]+ is gone: the first stored offset is [0-9]+|KeyMissing: the document is encrypted with the key [A-Za-z0-9_-]+, which this application does not have)$' then p_error
+        when p_error ~ '[{]"penstock":[{]"v":1,"kid":"[A-Za-z0-9_-]{8}","c":"[A-Za-z0-9+/=]*"[}][}]' then p_error
+        when p_error ~ '^(offset [0-9]+ of partition [0-9]+ of stream [^ ]+ is gone: the first stored offset is [0-9]+|KeyMissing: the document is encrypted with the key [A-Za-z0-9_-]{8}, which this application does not have)$' then p_error
         else coalesce(substring(p_error from '^((?:offset [0-9]+: )?[A-Za-z_][A-Za-z0-9_.]*: ).'), '')
             || 'not stored: it was sent without encryption, and the stream is encrypted'
     end

@@ -43,18 +43,18 @@ begin
     select
         given.place::integer, given.outcome, given.id, job.name, job.attempt, job.max_attempts, penstock.shown_time(job.run_after),
         penstock.shown_time(job.expires_at), penstock.shown_time(job.created_at), penstock.shown_time(job.updated_at),
-        case when job.waits then 'waiting' else job.status::text end, case when given.outcome <> 'queued' then coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null') end
+        case when job.waits then 'waiting' else job.status::text end, case when given.outcome not in ('queued', 'taken') then coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null') end
     from unnest(ids, outcomes) with ordinality as given (id, outcome, place)
     left join lateral (
         select queued.*, penstock.is_suspended(queued) as waits from penstock.queued_jobs as queued where queued.id = given.id
         union all
         select waiting.*, true from penstock.waiting_jobs as waiting where waiting.id = given.id
         limit 1
-    ) as job on true;
+    ) as job on job.name = p_name;
 end
 $$;
 comment on function penstock.put_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], jsonb[]) is
-    'enqueue_many that returns each job as it is stored, in order, with its outcome. data only where it may differ from what was given (duplicate, coalesced). The columns of a job that is archived, or was by the time it was read, are null.';
+    'enqueue_many that returns each job as it is stored, in order, with its outcome. data only where it may differ from what was given (duplicate, coalesced). The columns of a job that is archived, or was by the time it was read, or is of another type (taken), are null.';
 
 create or replace function penstock.attempts_of(p_ids uuid[])
 returns table (id uuid, attempt smallint, lease bigint)

@@ -162,7 +162,11 @@ begin
         end
     );
     -- Only what is not simply queued is reported: then the new id was used before, by an earlier try of this call.
-    return coalesce(enqueued.id, new_id);
+    if enqueued.id is not null and not exists (select from penstock.replays_of(p_id) as replays where replays.id = new_id) then
+        raise exception 'the id % belongs to another job', new_id
+            using errcode = 'PS409', hint = 'Every replay needs an id of its own. Leave the id out to get a new one.';
+    end if;
+    return new_id;
 end
 $$;
 comment on function penstock.replay(uuid, uuid, jsonb, boolean) is

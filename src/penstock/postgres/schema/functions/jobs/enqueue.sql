@@ -341,7 +341,7 @@ begin
 end
 $$;
 comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, jsonb[]) is
-    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended; traceparent, its trace context (W3C), in place of that of the transaction (set local penstock.traceparent); and after, an array of up to 100 ids of jobs: the job waits until they have succeeded, or with when "finished" until they have ended in any way, and is cancelled when one does not; and group, the id of a job group of which the job is a child. Outcomes: queued, waiting (for others), duplicate (the id is queued or waiting already), coalesced (id is that of the job that holds the unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
+    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended; traceparent, its trace context (W3C), in place of that of the transaction (set local penstock.traceparent); and after, an array of up to 100 ids of jobs: the job waits until they have succeeded, or with when "finished" until they have ended in any way, and is cancelled when one does not; and group, the id of a job group of which the job is a child. Outcomes: queued, waiting (for others), duplicate (the id is queued or waiting already), coalesced (id is that of the job that holds the unique key) archived (the id was finished before; nothing enqueued), or taken (the id is that of a job of another type, of which nothing else is said; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
 
 create or replace function penstock.enqueue(
     p_name text,
@@ -391,8 +391,12 @@ begin
             ))]
         end
     );
+    if enqueued.outcome = 'taken' then
+        raise exception 'the id % belongs to another job', job_id
+            using errcode = 'PS409', hint = 'Every job needs an id of its own. Leave the id out to get a new one.';
+    end if;
     return coalesce(enqueued.id, job_id);
 end
 $$;
 comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text, integer, interval, interval, uuid[], text, uuid) is
-    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job. p_max_attempts, p_time_limit: in place of those of its type. p_unique_for: how long from now p_unique_key is held, also when the job has ended. p_after: it waits until these jobs have succeeded, or with p_when ''finished'' have ended. p_group: the job group of which it is a child.';
+    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job; PS409 when it is that of a job of another type. p_max_attempts, p_time_limit: in place of those of its type. p_unique_for: how long from now p_unique_key is held, also when the job has ended. p_after: it waits until these jobs have succeeded, or with p_when ''finished'' have ended. p_group: the job group of which it is a child.';

@@ -1,5 +1,23 @@
 -- Two ways of enqueue_many for batches that are not plain: some of their ids or unique keys exist, or they have several job groups.
 
+create or replace function penstock.is_taken(p_id uuid, p_name text)
+returns boolean
+language plpgsql
+stable
+as $$
+begin
+    return exists (select from penstock.queued_jobs as job where job.id = p_id and job.name <> p_name)
+        or exists (select from penstock.waiting_jobs as job where job.id = p_id and job.name <> p_name)
+        or exists (
+            select from penstock.archived_jobs as job
+            where job.id = p_id and job.name <> p_name
+                and job.finished_at >= coalesce(penstock.id_time(p_id) - interval '1 day', '-infinity')
+        );
+end
+$$;
+comment on function penstock.is_taken(uuid, text) is
+    'Part of enqueue_many, for an id that is known: whether it is that of a job of another type, of which the caller learns nothing else, not even whether it has ended.';
+
 -- Long, since the checks that determine the outcome of a job (its id, its period, its unique key) have an order, and repeat together.
 create or replace function penstock.enqueue_one_by_one(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
@@ -27,8 +45,9 @@ begin
         while outcome is null loop
             id := p_ids[ordinal];
             tries := tries + 1;
-            -- The share lock holds off its release until the caller commits: what runs then sees what the caller wrote.
-            perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] for share;
+            -- The share lock holds off its release until the caller commits: what runs then sees what the caller wrote. Nobody holds off
+            -- jobs of other types.
+            perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] and job.name = p_name for share;
             if found then
                 outcome := 'duplicate';
                 exit;
@@ -47,8 +66,11 @@ begin
             if found then
                 if cardinality(penstock.known_before(array[p_ids[ordinal]])) > 0 then
                     delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
-                    perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] for share;
+                    perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] and job.name = p_name for share;
                     outcome := case when found then 'duplicate' else 'archived' end;
+                    if penstock.is_taken(p_ids[ordinal], p_name) then
+                        outcome := 'taken';
+                    end if;
                     exit;
                 end if;
                 outcome := 'queued';
@@ -64,11 +86,11 @@ begin
             end if;
             perform from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
             if found then
-                outcome := 'duplicate';
+                outcome := case when penstock.is_taken(p_ids[ordinal], p_name) then 'taken' else 'duplicate' end;
                 exit;
             end if;
             if cardinality(penstock.known_before(array[p_ids[ordinal]])) > 0 then
-                outcome := 'archived';
+                outcome := case when penstock.is_taken(p_ids[ordinal], p_name) then 'taken' else 'archived' end;
                 exit;
             end if;
             if holder <> p_ids[ordinal] then

@@ -86,6 +86,7 @@ declare
     ];
 begin
     perform penstock.check_options(p_options, known, '{"max_attempts": 3, "concurrency": 10}');
+    perform penstock.check_encrypted_option('job type ' || job_type.name, p_options);
     begin
         job_type := jsonb_populate_record(job_type, p_options);
     exception
@@ -198,6 +199,9 @@ begin
         updated_at = penstock.clock()
     where name = p_name
     returning * into job_type;
+    if p_options ? 'encrypted' then
+        perform penstock.check_queues(p_queue => p_name);
+    end if;
     if job_type.encrypted then
         perform penstock.guard_staged_jobs();
     end if;
@@ -222,6 +226,7 @@ begin
         raise exception 'the options of % are no object: %', p_name, coalesce(left(p_options::text, 100), 'null')
             using errcode = 'PS400', hint = 'For example: {"max_attempts": 3}.';
     end if;
+    perform penstock.check_encrypted_option('job type ' || p_name, p_options);
     select * into job_type from penstock.jobs where name = p_name;
     if found and job_type.declaration is not distinct from p_options then
         return job_type;

@@ -18,7 +18,7 @@ begin
     left_over := 0;
     for message in
         select
-            stored.number, stored.seq, stored.topic, penstock.first_copy_id(stored.published_at, stored.number) as first_copy,
+            stored.number, stored.seq, stored.topic, stored.first_copy,
             stored.published_at <= operation.started_at and penstock.is_erased_by(operation.filter, stored.key, stored.data, null) as hit
         from penstock.topic_messages as stored
         where stored.number > state.at_message
@@ -31,14 +31,16 @@ begin
             perform from penstock.topics where name = message.topic for no key update;
             select array_agg(copy.id) into running
             from penstock.queued_jobs as copy
-            where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy) and copy.status = 'in-progress'
+            where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                and copy.message = message.number
+                and copy.status = 'in-progress'
                 and copy.cancel_requested_at is null;
             if running is not null then
                 perform penstock.cancel_rows(running, null, p_moment);
             end if;
             with ended as (
                 delete from penstock.queued_jobs as copy
-                where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy) and copy.status = 'queued'
+                where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy) and copy.message = message.number and copy.status = 'queued'
                 returning copy.id, copy.awaited, copy.workflow
             )
             select
@@ -54,14 +56,14 @@ begin
             perform penstock.forget_erased(gone);
             if exists (
                 select from penstock.queued_jobs as copy
-                where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy) and copy.message = message.number
             ) then
                 left_over := 1;
                 return;
             end if;
             with ended as (
                 delete from penstock.archived_jobs as copy
-                where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                where copy.id between message.first_copy and penstock.last_copy_id(message.first_copy) and copy.message = message.number
                 returning copy.id, copy.tableoid
             )
             select array_agg(ended.id), array(select unnest(state.touched) union select unnest(array_agg(class.relname::text)) order by 1)

@@ -5,13 +5,31 @@ returns uuid
 language sql
 stable
 as $$
-    -- A UUIDv7 of that time, whose random part is a hash.
-    select (
-        lpad(to_hex(floor(extract(epoch from p_at) * 1000)::bigint), 12, '0') || '7' || substr(hash, 1, 3) || '8' || substr(hash, 4, 15)
-    )::uuid
-    from md5(p_name || ' ' || extract(epoch from p_at)::text) as hash
+    select (penstock.derived_ids(p_at, array['run ' || extract(epoch from p_at) || ' ' || p_name]))[1]
 $$;
-comment on function penstock.run_id(text, timestamptz) is 'The id of the job that runs a schedule for a slot.';
+comment on function penstock.run_id(text, timestamptz) is 'The id of the job that runs a schedule for a slot: a derived id.';
+
+create or replace function penstock.is_run_of(p_id uuid, p_name text, p_at timestamptz)
+returns boolean
+language plpgsql
+stable
+as $$
+declare
+    found_job record;
+begin
+    -- In the order in which a job goes through the tables.
+    select job.name, job.data into found_job from penstock.waiting_jobs as job where job.id = p_id;
+    if not found then
+        select job.name, job.data into found_job from penstock.queued_jobs as job where job.id = p_id;
+    end if;
+    if not found then
+        select job.name, job.data into found_job from penstock.archived_jobs as job where job.id = p_id order by job.finished_at desc limit 1;
+    end if;
+    return coalesce(found_job.name = p_name and found_job.data = jsonb_build_object('at', p_at), false);
+end
+$$;
+comment on function penstock.is_run_of(uuid, text, timestamptz) is
+    'Part of enqueue_run: whether the job that has an id is the run of a schedule for a slot.';
 
 create or replace function penstock.note_job_of_run(p_name text, p_at timestamptz, p_job uuid, p_next_at timestamptz)
 returns void
@@ -56,13 +74,20 @@ begin
     end if;
     perform penstock.note_ended_runs(array[p_name]);
     run := penstock.run_id(p_name, p_run_at);
-    perform penstock.enqueue(p_name, jsonb_build_object('at', p_run_at), run, p_key);
+    perform from penstock.enqueue_many(
+        p_name, array[jsonb_build_object('at', p_run_at)], array[run], case when p_key is not null then array[p_key] end
+    );
+    if found and not penstock.is_run_of(run, p_name, p_run_at) then
+        -- Whoever took the id, the schedule goes on.
+        raise warning 'the id % of the run of schedule % for % belongs to another job: it runs under another id', run, p_name, p_run_at;
+        run := penstock.enqueue(p_name, jsonb_build_object('at', p_run_at), p_key => p_key);
+    end if;
     perform penstock.note_job_of_run(p_name, p_run_at, run, p_next_at);
     return run;
 end
 $$;
 comment on function penstock.enqueue_run(text, timestamptz, timestamptz, timestamptz, text) is
-    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. p_key: key of the job. Returns the job; null: skipped, or another worker was faster, or the run before has not ended.';
+    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. p_key: key of the job. Returns the job; null: skipped, or another worker was faster, or the run before has not ended. Where another job has the id of the run, the run gets a new one, and a warning says so.';
 
 create or replace function penstock.note_ended_runs(p_names text[])
 returns void

@@ -210,6 +210,7 @@ as $$
 declare
     chunk record;
     unusual bigint;
+    taken text;
     known bigint := 0;
 begin
     for chunk in
@@ -236,11 +237,15 @@ begin
         group by sized.name, (sized.row_place - 1) / 25000, sized.bytes / 50000000
         order by sized.name, min(sized.row_place)
     loop
-        select count(*) into unusual
+        select count(*), min(enqueued.id::text) filter (where enqueued.outcome = 'taken') into unusual, taken
         from penstock.enqueue_many(
             chunk.job_name, chunk.data, chunk.ids, chunk.keys, chunk.priorities, chunk.run_after, chunk.expires_at, chunk.unique_keys
-        )
-        where outcome <> 'queued';
+        ) as enqueued
+        where enqueued.outcome <> 'queued';
+        if taken is not null then
+            raise exception 'the id % of a row for % belongs to another job', taken, chunk.job_name
+                using errcode = 'PS409', hint = 'Derive the ids of rows from the data and the job type, so that every job has an id of its own.';
+        end if;
         known := known + unusual;
     end loop;
     return known;

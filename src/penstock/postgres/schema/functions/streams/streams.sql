@@ -184,6 +184,9 @@ begin
     end if;
     if stored.encrypted then
         perform penstock.guard_staged_events();
+    elsif before.encrypted then
+        -- Its dead letters follow: plain ones would be refused there.
+        update penstock.streams set encrypted = false where name = p_name || '.dead' and encrypted;
     end if;
     return stored;
 end
@@ -223,6 +226,7 @@ begin
         end if;
         return declared;
     end if;
+    perform penstock.check_encrypted_option('stream ' || p_name, p_options);
     if declared.declaration is distinct from p_options then
         -- An option that the declaration before this one had, and this one does not have, gets its default again.
         -- An older application does not know that the stream is encrypted: a declaration turns encryption on, and never off.

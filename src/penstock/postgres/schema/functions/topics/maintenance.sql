@@ -154,13 +154,13 @@ begin
             and message.seq <= topics.last_seq - topics.catch_up
             and not exists (
                 select from penstock.queued_jobs as job
-                where job.id between penstock.first_copy_id(message.published_at, message.number)
-                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+                where job.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                    and job.message = message.number
             )
             and not exists (
                 select from penstock.archived_jobs as job
-                where job.id between penstock.first_copy_id(message.published_at, message.number)
-                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+                where job.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                    and job.message = message.number
                     and job.finished_at >= message.published_at
             )
         order by message.number
@@ -184,13 +184,13 @@ begin
             and message.seq <= topics.last_seq - topics.catch_up
             and not exists (
                 select from penstock.queued_jobs as job
-                where job.id between penstock.first_copy_id(message.published_at, message.number)
-                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+                where job.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                    and job.message = message.number
             )
             and not exists (
                 select from penstock.archived_jobs as job
-                where job.id between penstock.first_copy_id(message.published_at, message.number)
-                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+                where job.id between message.first_copy and penstock.last_copy_id(message.first_copy)
+                    and job.message = message.number
                     and job.finished_at >= looked_at
             )
         returning message.topic, message.seq

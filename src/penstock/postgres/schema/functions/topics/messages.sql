@@ -63,6 +63,19 @@ $$;
 comment on function penstock.messages_of(uuid[]) is
     'The messages of which queued or running jobs are copies: for a client that claimed some. Jobs that are none are left out.';
 
+create or replace function penstock.id_of_copy(message penstock.topic_messages, subscriber penstock.subscriptions)
+returns uuid
+language sql
+stable
+as $$
+    select case
+        when message.seq > subscriber.after_seq then penstock.copy_id(message.first_copy, subscriber.number)
+        else (penstock.late_copy_ids(array[message.first_copy], array[message.number], array[subscriber.number]))[1]
+    end
+$$;
+comment on function penstock.id_of_copy(penstock.topic_messages, penstock.subscriptions) is
+    'Part of missed_messages and late_messages: the id of the copy of a message for a subscription.';
+
 create or replace function penstock.missed_messages(p_topic text, p_client_id text, p_since bigint, p_limit integer default 1000)
 returns table (seq bigint, id uuid, published_at timestamptz, data text, key text)
 language plpgsql
@@ -85,21 +98,22 @@ begin
     return query
     select message.seq, message.id, message.published_at, message.data::text, message.key
     from penstock.topic_messages as message
-    cross join lateral (
-        select penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number) as id
-    ) as copy
+    cross join lateral (select penstock.id_of_copy(message, subscriber) as id) as copy
     where message.topic = p_topic
         and message.seq > p_since
         and (subscriber.filter is null or message.data @> subscriber.filter)
         and (message.expires_at is null or message.expires_at > penstock.clock())
         -- What is still in the queue comes from there.
-        and not exists (select from penstock.queued_jobs where queued_jobs.id = copy.id)
+        and not exists (
+            select from penstock.queued_jobs where queued_jobs.id = copy.id and queued_jobs.message = message.number
+        )
         -- A message with a unique key may have no copy of its own, since another copy with the key waited.
         and (
             message.unique_key is null
             or exists (
                 select from penstock.archived_jobs
-                where archived_jobs.id = copy.id and archived_jobs.finished_at >= message.published_at
+                where archived_jobs.id = copy.id and archived_jobs.message = message.number
+                    and archived_jobs.finished_at >= message.published_at
             )
         )
     order by message.seq
@@ -129,7 +143,8 @@ begin
     into seen
     from penstock.topic_messages as message
     join penstock.archived_jobs as job
-        on job.id = penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number)
+        on job.id = penstock.id_of_copy(message, subscriber)
+        and job.message = message.number
         and job.finished_at >= message.published_at
     where message.topic = p_topic and message.seq = p_last;
     if not found then
@@ -169,15 +184,16 @@ set search_path = penstock, pg_temp
 as $$
 declare
     message penstock.topic_messages;
-    first_id uuid;
 begin
     select * into message from penstock.topic_messages where id = p_id;
     if not found then
         raise exception 'no such message: %', p_id
             using errcode = 'PS404', hint = 'It may have been pruned.';
     end if;
-    first_id := penstock.first_copy_id(message.published_at, message.number);
-    return exists (select from penstock.queued_jobs where id between first_id and penstock.last_copy_id(first_id))
+    return exists (
+            select from penstock.queued_jobs as job
+            where job.id between message.first_copy and penstock.last_copy_id(message.first_copy) and job.message = message.number
+        )
         or exists (select from penstock.queued_jobs where id = any (message.coalesced));
 end
 $$;
@@ -220,16 +236,16 @@ begin
         raise exception 'no such message: %', p_id
             using errcode = 'PS404', hint = 'It may have been pruned.';
     end if;
-    first_id := penstock.first_copy_id(message.published_at, message.number);
+    first_id := message.first_copy;
     last_id := penstock.last_copy_id(first_id);
     return query
     select penstock.receiver_of(message.topic, job.name, job.key, message.key), job.id, job.status::text, null, job.errors::text
     from penstock.queued_jobs as job
-    where job.id between first_id and last_id
+    where job.id between first_id and last_id and job.message = message.number
     union all
     select penstock.receiver_of(message.topic, job.name, job.key, message.key), job.id, job.status::text, job.result::text, job.errors::text
     from penstock.archived_jobs as job
-    where job.id between first_id and last_id and job.finished_at >= message.published_at
+    where job.id between first_id and last_id and job.message = message.number and job.finished_at >= message.published_at
     union all
     select penstock.receiver_of(message.topic, job.name, job.key, (select own.key from penstock.topic_messages as own where own.number = job.message)), job.id, job.status::text, null, job.errors::text
     from penstock.queued_jobs as job
@@ -273,6 +289,10 @@ language plpgsql
 as $$
 declare
     since constant bigint := coalesce(p_since, greatest(topic.last_seq - topic.catch_up, 0));
+    is_shared constant boolean := exists (
+        select from penstock.subscriptions as subscriber
+        where subscriber.topic = topic.name and subscriber.number > p_after and subscriber.key is not null
+    );
     replayed jsonb;
 begin
     if p_since is not null then
@@ -298,42 +318,54 @@ begin
         ) as waiting
         where subscriber.topic = topic.name and subscriber.number > p_after and subscriber.key is null
     ),
+    -- As columns: the ids are derived in one call, and nothing is joined, since the planner takes the tables for empty.
+    kept as (
+        select
+            array_agg(message.first_copy order by message.seq, subscriber.number) as firsts,
+            array_agg(message.number order by message.seq, subscriber.number) as numbers,
+            array_agg(message.run_after order by message.seq, subscriber.number) as run_after,
+            array_agg(message.expires_at order by message.seq, subscriber.number) as expires_at,
+            array_agg(coalesce(subscriber.key, message.key) order by message.seq, subscriber.number) as keys,
+            array_agg(penstock.unique_of(message.unique_key, subscriber.key) order by message.seq, subscriber.number) as unique_keys,
+            array_agg(subscriber.number order by message.seq, subscriber.number) as subscriptions,
+            array_agg(subscriber.queue order by message.seq, subscriber.number) as queues,
+            array_agg(type.max_attempts order by message.seq, subscriber.number) as max_attempts
+        from penstock.subscriptions as subscriber
+        cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+        cross join penstock.topic_messages as message
+        where subscriber.topic = topic.name
+            and subscriber.number > p_after
+            and message.topic = topic.name
+            and message.seq > since
+            and (message.expires_at is null or message.expires_at > p_moment)
+            and (subscriber.filter is null or message.data @> subscriber.filter)
+            and not exists (
+                select from standing where standing.name = subscriber.queue and standing.message = message.number
+            )
+    ),
     copies as (
         insert into penstock.queued_jobs
         select (
             penstock.new_job(
-                penstock.copy_id(penstock.first_copy_id(kept.published_at, kept.number), kept.subscription), kept.queue, 'null', p_moment,
-                kept.max_attempts, case when kept.run_after > p_moment then kept.run_after end, kept.expires_at,
-                coalesce(kept.subscriber_key, kept.key), p_unique_key => penstock.unique_of(kept.unique_key, kept.subscriber_key),
-                p_message => kept.number
+                wanted.id, wanted.queue, 'null', p_moment, wanted.max_attempts, case when wanted.run_after > p_moment then wanted.run_after end,
+                wanted.expires_at, wanted.key, p_unique_key => wanted.unique_key, p_message => wanted.number
             )
         ).*
-        from (
-            select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key as subscriber_key, type.max_attempts
-            from penstock.subscriptions as subscriber
-            cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
-            cross join penstock.topic_messages as message
-            where subscriber.topic = topic.name
-                and subscriber.number > p_after
-                and message.topic = topic.name
-                and message.seq > since
-                and (message.expires_at is null or message.expires_at > p_moment)
-                and (subscriber.filter is null or message.data @> subscriber.filter)
-                and not exists (
-                    select from standing where standing.name = subscriber.queue and standing.message = message.number
-                )
-            order by message.seq, subscriber.number
-            offset 0
-        ) as kept
+        from kept
+        cross join unnest(
+            penstock.late_copy_ids(kept.firsts, kept.numbers, kept.subscriptions), kept.queues, kept.max_attempts, kept.run_after, kept.expires_at,
+            kept.keys, kept.unique_keys, kept.numbers
+        ) with ordinality as wanted (id, queue, max_attempts, run_after, expires_at, key, unique_key, number, place)
+        order by wanted.place
         on conflict do nothing
-        returning ('x' || right(id::text, 12))::bit(48)::bigint as subscription
+        returning name, key
     )
     select jsonb_object_agg(counted.client_id, counted.copies) into replayed
     from (
-        select subscriber.client_id, count(*) as copies
+        -- The name of a queue of its own, or the key in one that is shared: <topic>_<client id>.
+        select substr(case when is_shared then copies.key else copies.name end, length(topic.name) + 2) as client_id, count(*) as copies
         from copies
-        join penstock.subscriptions as subscriber on subscriber.number = copies.subscription
-        group by subscriber.client_id
+        group by 1
     ) as counted;
     perform penstock.wake(penstock.idle_subscribers(topic.name), 'jobs');
     return coalesce(replayed, '{}');

@@ -1,5 +1,15 @@
 -- Publish: one message to all subscribers of a topic, in the caller's transaction. And: what became of it.
 
+create or replace function penstock.random_number()
+returns bigint
+language sql
+volatile
+as $$
+    -- From the server's strong random numbers; random() can be predicted.
+    select ('x' || left(gen_random_uuid()::text, 8))::bit(32)::bigint
+$$;
+comment on function penstock.random_number() is 'Part of publish and publish_many: 32 bits that nobody can guess.';
+
 create or replace function penstock.first_copy_id(p_published_at timestamptz, p_number bigint)
 returns uuid
 language plpgsql
@@ -8,7 +18,7 @@ strict
 parallel safe
 as $$
 begin
-    -- RFC 9562, version 7: 48 bits of milliseconds; then 26 bits of the number, which no other message of this millisecond has.
+    -- RFC 9562, version 7: 48 bits of milliseconds; then the last 26 bits of the number.
     return (
         lpad(to_hex((extract(epoch from p_published_at) * 1000)::bigint), 12, '0')
         || '7' || lpad(to_hex((p_number >> 14) & 4095), 3, '0')
@@ -17,7 +27,7 @@ begin
 end
 $$;
 comment on function penstock.first_copy_id(timestamptz, bigint) is
-    'Where the ids of the copies of a message begin; they end 2^48 later. The last 48 bits are the number of the subscription.';
+    'Where the ids of the copies of a message begin; they end 2^48 later. p_number: a random one, so that nobody can take these ids before the copies are there; topic_messages.first_copy keeps what became of it.';
 
 create or replace function penstock.copy_id(p_first uuid, p_subscription bigint)
 returns uuid
@@ -28,7 +38,34 @@ parallel safe
 as $$
     select (left(p_first::text, 24) || lpad(to_hex(p_subscription), 12, '0'))::uuid
 $$;
-comment on function penstock.copy_id(uuid, bigint) is 'The id of the copy for one subscription.';
+comment on function penstock.copy_id(uuid, bigint) is 'The id of the copy for one subscription that was there when the message was published.';
+
+create or replace function penstock.late_copy_ids(p_firsts uuid[], p_messages bigint[], p_subscriptions bigint[])
+returns uuid[]
+language sql
+stable
+as $$
+    -- Who has got a copy knows where the ids of the others begin, and can guess numbers of subscriptions to come. So the ids of their copies
+    -- are derived: of the last 48 bits the first is set, 17 are of the number of the subscription, and 30 are derived.
+    select array_agg(
+        (
+            left(given.first::text, 24)
+            || lpad(to_hex((1::bigint << 47) | ((given.subscription & 131071) << 30) | (('x' || right(derived.id::text, 8))::bit(32)::bigint & 1073741823)), 12, '0')
+        )::uuid
+        order by given.place
+    )
+    from unnest(
+        p_firsts, p_subscriptions,
+        penstock.derived_ids(null, array(
+            select format('copy %s %s', wanted.message, wanted.subscription)
+            from unnest(p_messages, p_subscriptions) with ordinality as wanted (message, subscription, place)
+            order by wanted.place
+        ))
+    ) with ordinality as given (first, subscription, derived, place)
+    cross join lateral (select given.derived as id) as derived
+$$;
+comment on function penstock.late_copy_ids(uuid[], bigint[], bigint[]) is
+    'The ids of the copies that subscriptions get of messages which were published before their time: derived ids, in the range of the message.';
 
 create or replace function penstock.last_copy_id(p_first uuid)
 returns uuid
@@ -89,6 +126,7 @@ declare
     -- As copy_id, with the last 64 bits as one number: the first of them is set, so that it has 16 digits.
     prefix constant text := left(p_first::text, 19);
     rest constant bigint := ('x' || translate(right(p_first::text, 17), '-', ''))::bit(64)::bigint;
+    sealed constant boolean := penstock.is_envelope(p_data);
 begin
     insert into penstock.queued_jobs
     select (
@@ -98,9 +136,10 @@ begin
         )
     ).*
     from penstock.subscriptions as subscriber
-    cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+    cross join lateral (select jobs.max_attempts, jobs.encrypted from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
     where subscriber.topic = p_topic
         and (subscriber.filter is null or p_data @> subscriber.filter)
+        and case when type.encrypted and not sealed then penstock.refuse_copy(p_topic, subscriber.queue) else true end
     -- In the order of the queues: neighbours in the ready queue are written together.
     order by subscriber.topic, subscriber.client_id;
     get diagnostics copies = row_count;
@@ -120,6 +159,7 @@ declare
     numbers bigint[];
     rest bigint[];
     standing uuid[];
+    sealed constant boolean := penstock.is_envelope(p_data);
 begin
     copies := 0;
     coalesced := '{}';
@@ -140,8 +180,16 @@ begin
         ).*
         from unnest(numbers) as given (number)
         cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
-        cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+        cross join lateral (select jobs.max_attempts, jobs.encrypted from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+        where case when type.encrypted and not sealed then penstock.refuse_copy(p_topic, subscriber.queue) else true end
         on conflict do nothing;
+        if exists (
+            select from penstock.queued_jobs as other
+            where other.id between p_first and penstock.last_copy_id(p_first) and other.message is distinct from p_number
+        ) then
+            -- Somebody else's job lies among the ids: the caller takes others.
+            raise unique_violation;
+        end if;
         copies := (select count(*) from penstock.queued_jobs where id between p_first and penstock.last_copy_id(p_first));
         -- As in enqueue: the share lock holds off the claim until the caller commits. A job that is being claimed at this
         -- moment no longer coalesces: for its queue insert again.
@@ -227,29 +275,45 @@ language plpgsql
 as $$
 declare
     message_number constant bigint := nextval('penstock.message_number');
-    first_id constant uuid := penstock.first_copy_id(p_moment, message_number);
+    first_id uuid;
     options jsonb;
     stood_in uuid[];
+    tries integer := 0;
 begin
     -- Without a trace, which is the common case, the long expression is not even prepared.
     if p_traceparent is not null or current_setting('penstock.traceparent', true) > '' then
         options := penstock.options_of_copies(p_traceparent);
     end if;
-    id := coalesce(p_id, first_id);
-    if p_unique_key is null then
-        receivers := penstock.insert_copies(
-            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_key, options
-        );
-    else
-        select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
-        from penstock.insert_coalescing_copies(
-            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key, p_key, options
-        ) as copies;
-    end if;
+    id := coalesce(p_id, penstock.new_id());
+    loop
+        first_id := penstock.first_copy_id(p_moment, penstock.random_number());
+        begin
+            if p_unique_key is null then
+                receivers := penstock.insert_copies(
+                    p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_key, options
+                );
+            else
+                select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
+                from penstock.insert_coalescing_copies(
+                    p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key, p_key, options
+                ) as copies;
+            end if;
+            exit;
+        exception
+            when unique_violation then
+                -- Another message of this millisecond, or somebody else's job, has one of these ids.
+                tries := tries + 1;
+                if tries >= 10 then
+                    raise;
+                end if;
+        end;
+    end loop;
     coalesced := coalesce(cardinality(stood_in), 0);
-    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, unique_key, key, coalesced, data)
+    insert into penstock.topic_messages (
+        number, seq, published_at, run_after, expires_at, id, first_copy, receivers, topic, unique_key, key, coalesced, data
+    )
     values (
-        message_number, p_seq, p_moment, p_run_after, p_expires_at, write_message.id, write_message.receivers, p_topic, p_unique_key, p_key,
+        message_number, p_seq, p_moment, p_run_after, p_expires_at, write_message.id, first_id, write_message.receivers, p_topic, p_unique_key, p_key,
         stood_in, p_data
     )
     on conflict on constraint topic_messages_id_key do nothing;

@@ -9,12 +9,14 @@ language plpgsql
 as $$
 declare
     written integer;
+    -- One for all: no two messages of the call have the same range.
+    random constant bigint := penstock.random_number();
 begin
     with given as (
         select
             message.data, message.id, message.run_after, message.expires_at, message.number, message.key, p_last_seq + message.place as seq,
             penstock.options_of_copies(message.traceparent) as options,
-            left(penstock.first_copy_id(p_moment, message.number)::text, 24) as prefix
+            penstock.first_copy_id(p_moment, random + message.place) as first_copy, penstock.is_envelope(message.data) as sealed
         from unnest(p_data, p_ids, p_run_after, p_expires_at, p_numbers, p_traceparents, p_keys) with ordinality
             as message (data, id, run_after, expires_at, number, traceparent, key, place)
     ),
@@ -28,12 +30,13 @@ begin
         ).*
         from (
             select
-                (given.prefix || lpad(to_hex(subscriber.number), 12, '0'))::uuid as copy_id,
+                (left(given.first_copy::text, 24) || lpad(to_hex(subscriber.number), 12, '0'))::uuid as copy_id,
                 subscriber.queue, coalesce(subscriber.key, given.key) as key, type.max_attempts, given.number, given.run_after, given.expires_at, given.options
             from given
             join penstock.subscriptions as subscriber on subscriber.topic = p_topic
-            cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
-            where subscriber.filter is null or given.data @> subscriber.filter
+            cross join lateral (select jobs.max_attempts, jobs.encrypted from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+            where (subscriber.filter is null or given.data @> subscriber.filter)
+                and case when type.encrypted and not given.sealed then penstock.refuse_copy(p_topic, subscriber.queue) else true end
             order by given.seq, subscriber.client_id
             offset 0
         ) as wanted
@@ -42,10 +45,10 @@ begin
     counted as (
         select copies.message, count(*)::integer as copies from copies group by copies.message
     )
-    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, key, data)
+    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, first_copy, receivers, topic, key, data)
     select
-        given.number, given.seq, p_moment, given.run_after, given.expires_at, given.id, coalesce(counted.copies, 0), p_topic, given.key,
-        given.data
+        given.number, given.seq, p_moment, given.run_after, given.expires_at, given.id, given.first_copy, coalesce(counted.copies, 0), p_topic,
+        given.key, given.data
     from given
     left join counted on counted.message = given.number
     on conflict on constraint topic_messages_id_key do nothing;
@@ -125,6 +128,8 @@ declare
     moment timestamptz;
     ids uuid[] := p_ids;
     fresh integer[];
+    written integer;
+    tries integer := 0;
 begin
     perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at, p_traceparents, p_keys);
     topic := penstock.lock_topic(p_topic);
@@ -164,18 +169,31 @@ begin
             );
         end loop;
     elsif cardinality(fresh) > 0 then
-        if penstock.insert_many_copies(
-            p_topic,
-            array(select p_data[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
-            array(select ids[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
-            array(select p_run_after[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
-            array(select p_expires_at[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
-            array(select nextval('penstock.message_number') from unnest(fresh)),
-            topic.last_seq,
-            moment,
-            array(select p_traceparents[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
-            array(select p_keys[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth)
-        ) <> cardinality(fresh) then
+        loop
+            begin
+                written := penstock.insert_many_copies(
+                    p_topic,
+                    array(select p_data[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
+                    array(select ids[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
+                    array(select p_run_after[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
+                    array(select p_expires_at[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
+                    array(select nextval('penstock.message_number') from unnest(fresh)),
+                    topic.last_seq,
+                    moment,
+                    array(select p_traceparents[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth),
+                    array(select p_keys[place] from unnest(fresh) with ordinality as chosen (place, nth) order by nth)
+                );
+                exit;
+            exception
+                when unique_violation then
+                    -- As in write_message.
+                    tries := tries + 1;
+                    if tries >= 10 then
+                        raise;
+                    end if;
+            end;
+        end loop;
+        if written <> cardinality(fresh) then
             raise exception 'a message with one of the ids is being published to another topic'
                 using errcode = 'PS409', hint = 'Every message needs an id of its own.';
         end if;

@@ -129,6 +129,10 @@ begin
     topic := penstock.lock_topic(p_topic);
     moment := penstock.clock();
     perform penstock.end_expired(p_topic, moment);
+    if p_queue is not null then
+        -- Its encryption does not change before this transaction has ended.
+        perform from penstock.jobs where name = p_queue for key share;
+    end if;
     if p_queue is not null and (select jobs.topic from penstock.require_type(p_queue) as jobs) is not null then
         raise exception '% is the queue of a subscriber', p_queue
             using errcode = 'PS409', hint = 'Several subscriptions can share a job type that was created for it.';
@@ -216,6 +220,7 @@ begin
     ) is null
     order by given.place;
     get diagnostics added = row_count;
+    perform penstock.check_queues(p_topic, p_after => highest);
     if added > 0 then
         copies := penstock.replay_messages(topic, highest, added, p_since, moment);
     end if;

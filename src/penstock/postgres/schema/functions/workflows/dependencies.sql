@@ -320,6 +320,7 @@ begin
         select
             place, known.id,
             case
+                when penstock.is_taken(known.id, p_name) then 'taken'
                 when (select 1 from penstock.archived_jobs as archived where archived.id = known.id limit 1) is null then 'duplicate'
                 else 'archived'
             end
@@ -339,7 +340,14 @@ begin
         select place, p_ids[place], 'duplicate'
         from unnest(open) as place
         join penstock.waiting_jobs as job on job.id = p_ids[place]
+        where job.name = p_name
         for share of job;
+        return query
+        -- Without the lock: nobody holds off jobs of other types.
+        select place, p_ids[place], 'taken'
+        from unnest(open) as place
+        join penstock.waiting_jobs as job on job.id = p_ids[place]
+        where job.name <> p_name;
         select
             coalesce(array_agg(held.place), '{}') as places, array_agg(held.id) as ids,
             coalesce(jsonb_object_agg(p_ids[held.place], held.id), '{}') as merged

@@ -246,6 +246,65 @@ $$;
 comment on function penstock.begin_waits(uuid[], bigint[], text[], text[], interval[]) is
     'Begins to wait, one element of the arrays for each wait, under the lease under which its job is held. Kinds: sleep (for p_for), wait (for the signal of this name, at most p_for, null: for ever), gather (for children). Returns for each its place and done (with what was signalled, or the results of the children), timeout, stale, busy (another transaction has locked the job: call it again), other (the job has a step of this name and another kind) or open: then settle the job as suspended. Of a gather new: enqueue the children in the job group, whose id is returned, and seal it; ended: write_steps their results. Called again it goes on. PS409 for a job of an at_most_once type.';
 
+create or replace function penstock.child_ids(p_job uuid, p_lease bigint, p_step text, p_types text[])
+returns uuid[]
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    size constant integer := coalesce(cardinality(p_types), 0);
+    gathering penstock.job_groups;
+    ids uuid[];
+    taken integer[];
+    place integer;
+begin
+    perform penstock.check_size(size, 10000, 'children');
+    perform penstock.check_lists(array[array_dims(p_types)]);
+    select job_group.* into gathering
+    from penstock.queued_jobs as job
+    left join penstock.leases as lease on lease.id = job.lease
+    join penstock.job_steps as step on step.job = job.id and step.name = p_step and step.kind = 'gather'
+    join penstock.job_groups as job_group on job_group.id = step.job_group
+    where job.id = p_job and job.status = 'in-progress' and p_lease in (job.lease, lease.renews);
+    if not found then
+        return null;
+    end if;
+    ids := penstock.derived_ids(
+        gathering.created_at, array(select format('child %s %s 0', gathering.id, nth) from generate_series(1, size) as nth order by nth)
+    );
+    for tries in 1 .. 10 loop
+        -- A job of another type, or one that is no child of the step, is none of its children, whatever id it has.
+        taken := array(
+            select each.place::integer
+            from unnest(ids, p_types) with ordinality as each (id, type, place)
+            where (
+                    select 1 from penstock.queued_jobs as job
+                    where job.id = each.id and (job.workflow is distinct from gathering.id or job.name is distinct from each.type)
+                ) is not null
+                or (
+                    select 1 from penstock.waiting_jobs as job
+                    where job.id = each.id and (job.workflow is distinct from gathering.id or job.name is distinct from each.type)
+                ) is not null
+                or (
+                    select 1 from penstock.archived_jobs as job
+                    where job.id = each.id and (job.workflow is distinct from gathering.id or job.name is distinct from each.type)
+                        and job.finished_at >= gathering.created_at - interval '1 day'
+                    limit 1
+                ) is not null
+        );
+        exit when cardinality(taken) = 0;
+        foreach place in array taken loop
+            ids[place] := (penstock.derived_ids(gathering.created_at, array[format('child %s %s %s', gathering.id, place, tries)]))[1];
+        end loop;
+    end loop;
+    return ids;
+end
+$$;
+comment on function penstock.child_ids(uuid, bigint, text, text[]) is
+    'The ids of the children that a job gathers in a step, the same in each of its runs: derived ids, for who holds the job under this lease. p_types: the job type of each child. An id that another job has is passed over. Null: the job is not held under this lease, or does not gather in this step.';
+
 create or replace function penstock.without_time()
 returns timestamptz
 language sql
