@@ -167,7 +167,7 @@ async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql:
     publish = await explain(
         sql, "insert_copies", "insert into", "    get diagnostics",
         {
-            "prefix": "'01a1fe2e-6b58-7000-'", "rest": "(1::bigint << 63)", "is_ready": "true",
+            "prefix": "'01a1fe2e-6b58-7000-'", "rest": "(1::bigint << 63)", "sealed": "false", "is_ready": "true",
             "p_run_after": "null::timestamptz", "p_moment": "now()", "p_expires_at": "null::timestamptz",
             "p_number": "1::bigint", "p_topic": "'t'::text", "p_data": "'{}'::jsonb",
             "p_copy_options": "null::jsonb", "p_key": "null::text",

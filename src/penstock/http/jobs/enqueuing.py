@@ -105,7 +105,7 @@ class SingleJobs:
         """Enqueue one job with others of its type that come at the same time.
 
         Raises:
-            ApiError: 404 without such a type; when the id is that of a job of another type, 403 for a user of some types, else 409.
+            ApiError: 404 without such a type; for the id of a job of another type 403 to a user of some types, else 409.
         """
         try:
             put = await self._puts.submit(name, new)

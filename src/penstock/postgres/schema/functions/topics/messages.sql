@@ -98,7 +98,7 @@ begin
     return query
     select message.seq, message.id, message.published_at, message.data::text, message.key
     from penstock.topic_messages as message
-    cross join lateral (select penstock.id_of_copy(message, subscriber) as id) as copy
+    cross join lateral (select penstock.id_of_copy(message.*, subscriber) as id) as copy
     where message.topic = p_topic
         and message.seq > p_since
         and (subscriber.filter is null or message.data @> subscriber.filter)
@@ -143,7 +143,7 @@ begin
     into seen
     from penstock.topic_messages as message
     join penstock.archived_jobs as job
-        on job.id = penstock.id_of_copy(message, subscriber)
+        on job.id = penstock.id_of_copy(message.*, subscriber)
         and job.message = message.number
         and job.finished_at >= message.published_at
     where message.topic = p_topic and message.seq = p_last;
