@@ -55,7 +55,7 @@ def run(there: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-DROPS = "drop function penstock.claim(text, text[], integer, jsonb, text[]);"
+DROPS = "drop function penstock.claim(text, text[], integer, jsonb, text[], integer[], boolean);"
 
 
 async def nothing(job: Job[Any]) -> None:

@@ -58,7 +58,7 @@ class Claim:
     ceiling: int
 
 
-_CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb, $5)"
+_CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb, $5, $6, $7)"
 
 
 async def claim(
@@ -68,12 +68,22 @@ async def claim(
     limit: int,
     watermarks: dict[str, dict[str, int]],
     keys: Sequence[str] | None = None,
+    most: Sequence[int] | None = None,
+    shared: bool = True,
 ) -> Claim:
-    """Claim up to `limit` ready jobs of these types, in their order. It is not retried: a lost answer leaves jobs claimed.
+    """Claim up to `limit` ready jobs of these types. It is not retried: a lost answer leaves jobs claimed.
 
-    `keys` are the ids of the worker's keys of encrypted payloads; None: it has none, and gets no job of an encrypted type.
+    Args:
+        database: Database to claim from.
+        worker: Id of the worker.
+        names: The job types.
+        limit: The most jobs of all.
+        watermarks: Where the search begins in each queue.
+        keys: Ids of the worker's keys of encrypted payloads; None: it has none, and gets no job of an encrypted type.
+        most: The most jobs of each type; None: the limit.
+        shared: Whether the types that have ready jobs get equal parts; otherwise the first takes what it has, then the next one.
     """
-    rows = await database.fetch(_CLAIM, worker, names, limit, orjson.dumps(watermarks).decode(), keys)
+    rows = await database.fetch(_CLAIM, worker, names, limit, orjson.dumps(watermarks).decode(), keys, most, shared)
     if not rows:
         return Claim([], 0, 0)
     with CollectedLater():

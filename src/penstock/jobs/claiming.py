@@ -30,11 +30,13 @@ class WatermarkedClaims:
         self._keys = None if keyring is None else keyring.ids or None
         self.watermarks = Watermarks()
 
-    async def claim(self, holder: str, names: Sequence[str], limit: int) -> list[ClaimedJob]:
-        """Claim up to `limit` jobs of these types for a worker."""
+    async def claim(
+        self, holder: str, names: Sequence[str], limit: int, most: Sequence[int] | None = None, shared: bool = False
+    ) -> list[ClaimedJob]:
+        """Claim up to `limit` jobs of these types for a worker. `most`, `shared`: see `claim_queries.claim`."""
         now = time.monotonic()
         given = self.watermarks.for_claim(now)
-        claim = await claim_queries.claim(self._database, holder, names, limit, given, self._keys)
+        claim = await claim_queries.claim(self._database, holder, names, limit, given, self._keys, most, shared)
         if claim.jobs:
             self.watermarks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
         if not given:

@@ -31,7 +31,8 @@ class Look:
 
     Attributes:
         claimed: Number of claimed jobs.
-        full: Whether every place is taken, so that the source did not claim.
+        full: Whether every place is taken, so that the source found none and can only wait for a place.
+        partly_full: Whether some of its types had no place, so that it has to look when there is one.
         unfinished: Whether the look was cut short, so that the next one has to follow soon.
         wanted: The limited types for whose places the source waits now.
         only_wanted: Whether all types of the source wait for such places.
@@ -40,6 +41,7 @@ class Look:
 
     claimed: int = 0
     full: bool = False
+    partly_full: bool = False
     unfinished: bool = False
     wanted: PlacesWanted | None = None
     only_wanted: bool = False
@@ -81,6 +83,7 @@ class Fetcher(Generic[S]):
         self.paused = paused
         self.progressed_at = time.monotonic()
         self._room = asyncio.Event()
+        self._partly_full = False
 
     def wake(self) -> None:
         """Look now, since jobs may have arrived."""
@@ -89,6 +92,8 @@ class Fetcher(Generic[S]):
     def room_made(self) -> None:
         """Look now, since a place is free."""
         self._room.set()
+        if self._partly_full:
+            self.polling.wake()
 
     async def run(self) -> None:
         """Claim until cancelled."""
@@ -102,6 +107,7 @@ class Fetcher(Generic[S]):
                     await polling.wait(blocked_s)
                     continue
                 look = await self._look()
+                self._partly_full = look.partly_full
                 new_wish = look.wanted is not None and look.wanted.is_new and not looked_for_place
                 looked_for_place = new_wish
                 if look.full:

@@ -23,7 +23,6 @@ from penstock.groups.membership import Membership
 from penstock.jobs import claim_queries
 from penstock.jobs.claiming import FailedClaims
 from penstock.jobs.fetcher import Look
-from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob
 from penstock.pools import queries as pools
 from penstock.pools.key_queues import KeyQueues
@@ -42,8 +41,11 @@ _NO_SLOTS_S = 1.0
 class PoolExecutor(Protocol):
     """The role of an executor in a pool: it runs handlers, or gives jobs to a program."""
 
-    def room(self, lane: str) -> int:
-        """How many more jobs of this lane, such as the kind of their handler, it can start soon."""
+    def room(self, name: str) -> int:
+        """How many more jobs of this type it can start soon."""
+
+    def found(self, name: str, more: bool) -> None:
+        """A claim for this type has ended, and its jobs are started; `more`: it may have left some in the database."""
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Run a job that was claimed at this (monotonic) time, unless `may_start` then returns False.
@@ -74,7 +76,6 @@ class KeySource:
         settings: Batch size, intervals, handover grace.
         member: Membership that owns the slots.
         executor: Runs the jobs.
-        kind: Kind of the pool's handler.
         key_queues: Receive the claimed jobs.
         unsettled_leases: Leases of results that are not known to be written.
         wake: Wakes the fetcher.
@@ -91,7 +92,6 @@ class KeySource:
         settings: Settings,
         member: Membership,
         executor: PoolExecutor,
-        kind: HandlerKind,
         key_queues: KeyQueues,
         unsettled_leases: Callable[[], Iterable[int]],
         wake: Callable[[], None],
@@ -107,7 +107,6 @@ class KeySource:
         self._settings = settings
         self._member = member
         self._executor = executor
-        self._kind = kind
         self._key_queues = key_queues
         self._unsettled_leases = unsettled_leases
         self._wake = wake
@@ -146,10 +145,12 @@ class KeySource:
             self._keys,
         )
         if not claim.walked:
+            self._executor.found(self.name, False)
             wanted = await claim_queries.wait_for_places(self._database, member.id, [self.name], {})
             return Look(wanted=wanted, only_wanted=wanted is not None, due_in_s=None if wanted is None else wanted.due_in_s)
         self._after, self._quantum_left = claim.at, claim.quantum_left
         self._key_queues.submit(claim.jobs, now, claim.quanta)
+        self._executor.found(self.name, bool(claim.jobs) and (len(claim.jobs) >= room or claim.at is not None))
         fast = max(1, int(_LOOKAHEAD_S / max(self._key_queues.duration_s, 1e-5)))
         most = min(self._prefetch_per_key, fast)
         if claim.at is not None:
@@ -312,7 +313,7 @@ class KeySource:
     def _room(self) -> int:
         # Key queues of slow keys hold jobs that the executor does not have; they must not grow without limit.
         claim_limit = self._settings.claim_limit
-        return min(self._executor.room(self._kind), claim_limit, 4 * claim_limit - len(self._key_queues))
+        return min(self._executor.room(self.name), claim_limit, 4 * claim_limit - len(self._key_queues))
 
     def _known_leases(self) -> list[int]:
         return [*self._key_queues.leases, *self._executor.leases(), *self._unsettled_leases()]

@@ -79,14 +79,13 @@ class PoolService:
         self.key_queues: KeyQueues | None = None
         self.fetcher: Fetcher[KeySource] | None = None
         if executor is not None:
-            kind = "async" if pool.type is None else pool.type.kind
             options = pool.options
             polling, paused = Polling(settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock()
             self.key_queues = KeyQueues(
                 options.key_concurrency, options.on_retry == "block", executor.start, settle, self.member.may_work, polling.wake
             )
             keys = KeySource(
-                database, pool.name, settings, self.member, executor, kind, self.key_queues, unsettled_leases, polling.wake,
+                database, pool.name, settings, self.member, executor, self.key_queues, unsettled_leases, polling.wake,
                 paused, options.prefetch_per_key, keyring,
             )  # fmt: skip
             self.fetcher = Fetcher(keys, polling, paused)

@@ -1,8 +1,8 @@
 """The executor: starts the handlers of claimed jobs, as many at once as there are places, and passes results on.
 
 The kind of a handler says where it runs: on the event loop, in a thread or in a process (`handler_calls.py`). Each kind, and each
-type whose handler takes batches, has a lane: its places, and a queue of claimed jobs that wait for one (`lanes.py`). Each handler
-runs in a task of its own, so that its context variables end with it.
+type whose handler takes batches, has a lane: its places, which the types share, and the claimed jobs that wait for one
+(`lanes.py`). Each handler runs in a task of its own, so that its context variables end with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from penstock.worker.batches import Batcher
 from penstock.worker.begin_recorder import BeginRecorder
 from penstock.worker.finishing import Confirmer
 from penstock.worker.handler_calls import HandlerCalls
-from penstock.worker.lanes import Lane, lanes_of
+from penstock.worker.lanes import Lane, Plan, Share, lanes_of
 from penstock.worker.outcomes import finished, not_committed, released, settlement_of, stopped
 from penstock.worker.reports import Reports
 from penstock.worker.running import Running, job_of
@@ -84,6 +84,7 @@ class Executor:
         """Called soon after places have become free."""
         self._room_told = False
         self._lanes: dict[str, Lane[Running]] = lanes_of(types, settings)
+        self._most_claimed = settings.claim_limit
         self._calls = HandlerCalls(settings)
         self._threads = self._calls.threads
         self._batchers = {
@@ -142,9 +143,27 @@ class Executor:
         """Leases of the claimed jobs that are not finished."""
         return {running.lease for running in self._jobs.values()}
 
-    def room(self, lane: str) -> int:
-        """See `Lane.room`."""
-        return self._lanes[lane].room()
+    def room(self, name: str) -> int:
+        """See `PoolExecutor`."""
+        return self.plan([name], self._most_claimed).limit
+
+    def found(self, name: str, more: bool) -> None:
+        """See `PoolExecutor`."""
+        if self._lane_of(name).share(name).note(more):
+            self._made_room()
+
+    def plan(self, names: Sequence[str], limit: int) -> Plan:
+        """What to claim for these types, which have one lane, see `Lane.plan`."""
+        return self._lane_of(names[0]).plan(names, limit)
+
+    def looked(self, plan: Plan, found: Mapping[str, int]) -> None:
+        """A claim by this plan found so many jobs of each type, which were submitted."""
+        if plan.names and self._lane_of(plan.names[0]).looked(plan, found):
+            self._made_room()
+
+    def _lane_of(self, name: str) -> Lane[Running]:
+        worked = self._types[name]
+        return self._lanes[worked.kind if worked.batch is None else worked.lane]
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
         """Accept claimed jobs; `now` is the monotonic time before the claim."""
@@ -154,34 +173,35 @@ class Executor:
         lease = -1
         for job in claimed:
             if job.lease != lease or job.time_limit_s is not None:
-                worked, lane, limit, deadline = self._terms(job, now)
+                worked, share, limit, deadline = self._terms(job, now)
                 lease = job.lease if job.time_limit_s is None else -1
-                lanes.add(lane)
-            jobs[job.id] = running = Running(self, job, worked, lane, limit, deadline, may_start)
-            lane.waiting.append(running)
+                lanes.add(share.lane)
+            jobs[job.id] = running = Running(self, job, worked, share, limit, deadline, may_start)
+            share.waiting.append(running)
         for lane in lanes:
             self._fill(lane)
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
-        """Accept one claimed job, `ahead` of those that wait for a place or behind them.
+        """Accept one claimed job, `ahead` of those of its type that wait for a place or behind them.
 
         `may_start` is called at the last moment, since a process can be suspended at any point; a job that may not start is
         released.
         """
-        worked, lane, limit, deadline = self._terms(job, claimed_at)
-        self._jobs[job.id] = running = Running(self, job, worked, lane, limit, deadline, may_start)
+        worked, share, limit, deadline = self._terms(job, claimed_at)
+        self._jobs[job.id] = running = Running(self, job, worked, share, limit, deadline, may_start)
         if ahead:
-            lane.waiting.appendleft(running)
+            share.waiting.appendleft(running)
         else:
-            lane.waiting.append(running)
-        self._fill(lane)
+            share.waiting.append(running)
+        self._fill(share.lane)
 
-    def _terms(self, job: ClaimedJob, now: float) -> tuple[WorkedType, Lane[Running], float, float]:
-        """The type of a job, its lane, the seconds that its handler may run, and when its lease is about to end."""
+    def _terms(self, job: ClaimedJob, now: float) -> tuple[WorkedType, Share[Running], float, float]:
+        """The type of a job, its share of a lane, the seconds that its handler may run, and when its lease is about to end."""
         worked = self._types[job.name]
         limit = worked.time_limit(job.lease_s) if job.time_limit_s is None else min(job.time_limit_s, job.lease_s)
-        lane = self._lanes[worked.kind if worked.batch is None else worked.lane]
-        return worked, lane, limit, now + max(limit, job.lease_s * 0.9)
+        share = self._lanes[worked.kind if worked.batch is None else worked.lane].share(job.name)
+        share.lane.queued[job.name] = share
+        return worked, share, limit, now + max(limit, job.lease_s * 0.9)
 
     def cancel(self, id: UUID, reason: str = "cancelled") -> None:
         """Tell a job's handler to stop."""
@@ -209,15 +229,20 @@ class Executor:
             now = time.monotonic()
             for running in [job for job in self._jobs.values() if job.deadline < now]:
                 self.cancel(running.claimed.id, "time limit")
+            for lane in self._lanes.values():
+                # A place was kept for a type for long enough.
+                self._fill(lane)
 
     def release_waiting(self) -> None:
         """Release the jobs that have not started, and start no more."""
         self._stopping = True
         for lane in self._lanes.values():
-            while lane.waiting:
-                running = lane.waiting.popleft()
-                if running.claimed.id in self._jobs:
-                    self._finish(running, released(running))
+            for share in list(lane.queued.values()):
+                while share.waiting:
+                    running = share.waiting.popleft()
+                    if running.claimed.id in self._jobs:
+                        self._finish(running, released(running))
+            lane.queued.clear()
 
     async def finished(self, grace: float | None) -> bool:
         """Wait until all handlers are done. False when the grace period (seconds; None: any time) was too short."""
@@ -283,11 +308,18 @@ class Executor:
         self._calls.close()
 
     def _fill(self, lane: Lane[Running]) -> None:
-        queue, places = lane.waiting, lane.places
-        if not queue or lane.busy >= places:
+        if not lane.queued or lane.busy >= lane.places or self._stopping:
             return
         now = time.monotonic()
-        while queue and lane.busy < places and not self._stopping:
+        while dealt := lane.deal():
+            for share, places in dealt:
+                self._fill_share(share, places, now)
+
+    def _fill_share(self, share: Share[Running], places: int, now: float) -> None:
+        """Start waiting jobs of a type in at most so many places."""
+        queue, lane = share.waiting, share.lane
+        # The release of a job can start others of its key, in places that were dealt.
+        while queue and places > 0 and lane.busy < lane.places:
             running = queue.popleft()
             if self._jobs.get(running.claimed.id) is not running:
                 continue
@@ -299,10 +331,14 @@ class Executor:
             running.since = now
             running.deadline = min(running.deadline, now + running.limit)
             lane.busy += 1
+            share.busy += 1
+            places -= 1
             if self._begin_all or running.worked.once:
                 self._recorder.begin(running)
             else:
                 running.task = self.loop.create_task(self._attempt(running), context=self._context.copy())
+        if not queue:
+            lane.queued.pop(share.name, None)
 
     def _recorded(self, running: Running, begun: bool) -> None:
         # A job that was lost or cancelled meanwhile does not start: its settlement reports that, or is stale.
@@ -365,9 +401,13 @@ class Executor:
         task.cancel()
 
     def _free(self, running: Running, settlement: Settlement | None) -> None:
-        lane = running.lane
+        share = running.share
+        lane = share.lane
         lane.busy -= 1
         lane.done += 1
+        share.busy -= 1
+        if share.measure and running.entered:
+            share.ran(time.monotonic() - running.since)
         if (tally := self._tally) is not None and running.entered and settlement is not None:
             claimed = running.claimed
             attempts = self._successes.get(claimed.name) if settlement.outcome is _SUCCEEDED else None
@@ -377,7 +417,7 @@ class Executor:
                     self._successes[claimed.name] = attempts
             attempts.ended(claimed.run_after, claimed.created_at, running.since, time.monotonic())
         self._finish(running, settlement)
-        if lane.waiting and not self._room_told:
+        if lane.queued and not self._room_told:
             self._made_room()
 
     def _finish(self, running: Running, settlement: Settlement | None) -> None:

@@ -184,9 +184,12 @@ class ExternalExecutor:
 
     # -- see `PoolExecutor`
 
-    def room(self, lane: str) -> int:
+    def room(self, name: str) -> int:
         """See `PoolExecutor`."""
         return self._prefetch - len(self._jobs)
+
+    def found(self, name: str, more: bool) -> None:
+        """See `PoolExecutor`: one type has all places."""
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """See `PoolExecutor`."""

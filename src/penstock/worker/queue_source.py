@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 from uuid import UUID
@@ -104,12 +105,13 @@ class QueueSource:
 
     async def look(self) -> Look:
         """See `Source`."""
-        asked, claimed = await self._claim()
+        asked, claimed, room, full = await self._claim()
         wanted = await self._wait_for_places(claimed) if claimed < asked else None
         self.waits_for_places = wanted is not None
         return Look(
             claimed,
-            full=asked == 0,
+            full=not room and not claimed,
+            partly_full=full,
             wanted=wanted,
             only_wanted=wanted is not None and len(wanted.names) == len(self._types),
             due_in_s=None if wanted is None else wanted.due_in_s,
@@ -157,24 +159,27 @@ class QueueSource:
         self._executor.submit([found[0]], now)
         return found[0]
 
-    async def _claim(self) -> tuple[int, int]:
+    async def _claim(self) -> tuple[int, int, bool, bool]:
+        """Claim for each lane. Returns the jobs asked for and claimed, whether a lane had room, and whether one had none."""
         asked = claimed = 0
-        for lane, names in list(self._names.items()):
-            limit = min(self._executor.room(lane), self._claim_limit)
-            if limit <= 0:
-                continue
-            # The types rotate, so that a busy one does not keep the others waiting.
-            names.append(names.pop(0))
-            admitted, limit = self._admission.admit(names, limit)
+        room = full = False
+        for names in list(self._names.values()):
+            admitted, limit = self._admission.admit(names, self._claim_limit)
             if not admitted:
                 continue
             now = time.monotonic()
-            asked += limit
-            found = await self._claims.claim(self._registration.id, admitted, limit)
+            plan = self._executor.plan(admitted, limit)
+            room |= plan.room
+            full |= plan.full
+            if plan.limit <= 0:
+                continue
+            asked += plan.limit
+            found = await self._claims.claim(self._registration.id, plan.names, plan.limit, plan.most, shared=True)
             if found:
                 self._executor.submit(found, now)
                 claimed += len(found)
-        return asked, claimed
+            self._executor.looked(plan, Counter([job.name for job in found]))
+        return asked, claimed, room, full
 
     async def _wait_for_places(self, claimed: int) -> claim_queries.PlacesWanted | None:
         limited = [worked.name for worked in self._types.values() if worked.limited and not worked.sealer.locked]

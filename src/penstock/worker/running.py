@@ -17,7 +17,7 @@ from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import NotStarted, WorkedType
 from penstock.worker.finishing import Finishing
 from penstock.worker.held import HeldJob, JobHolder
-from penstock.worker.lanes import Lane
+from penstock.worker.lanes import Share
 from penstock.worker.process import UnreadablePayload
 from penstock.worker.reports import Lines
 from penstock.worker.steps import StepRecorder, Steps
@@ -32,7 +32,7 @@ class StepHolder(JobHolder, Protocol):
 class Running(HeldJob):
     """A claimed job that waits for a place, or whose handler runs."""
 
-    __slots__ = ("_steps", "deadline", "entered", "lane", "latest", "limit", "since", "started", "task", "traceparent", "worked")
+    __slots__ = ("_steps", "deadline", "entered", "latest", "limit", "share", "since", "started", "task", "traceparent", "worked")
 
     executor: StepHolder
     _steps: Steps
@@ -42,7 +42,7 @@ class Running(HeldJob):
         executor: StepHolder,
         claimed: ClaimedJob,
         worked: WorkedType,
-        lane: Lane[Running],
+        share: Share[Running],
         limit: float,
         deadline: float,
         may_start: Callable[[], bool],
@@ -50,7 +50,7 @@ class Running(HeldJob):
         self.executor = executor
         self.claimed = claimed
         self.worked = worked
-        self.lane = lane  # whose place it waits for or has
+        self.share = share  # of its type in the lane whose place it waits for or has
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
         self.latest = deadline  # when its lease is about to end, by the monotonic clock

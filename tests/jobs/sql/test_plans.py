@@ -229,8 +229,8 @@ async def test_a_claim_of_many_types_tries_only_those_that_have_ready_jobs(sql: 
         sql,
         "claim",
         "select wanted.name",
-        "\n        );",
-        {"p_names": names, "p_watermarks": "'{}'::jsonb"},
+        "\n        ) as with_jobs",
+        {"p_names": names, "p_most": "null::integer[]", "p_keys": "null::text[]", "p_watermarks": "'{}'::jsonb"},
     )
     assert tried["Actual Rows"] == 3
     assert seq_scans(tried) == []

@@ -394,3 +394,27 @@ async def test_ten_processes_may_migrate_at_once(url: str, sql: Sql) -> None:
     assert sum(bool(migrated.tables) for migrated in done) == 1
     async with Penstock(url) as app:
         assert await app.counts() == []
+
+
+async def test_the_types_of_a_claim_share_its_limit(sql: asyncpg.Connection[Any]) -> None:
+    for name, jobs in {"a": 50, "b": 50, "c": 2, "paused": 50, "none": 0}.items():
+        await sql.execute("select penstock.create_job_type($1)", name)
+        await sql.execute(
+            "select count(*) from penstock.enqueue_many($1, array_fill('{}'::jsonb, array[$2::integer]))", name, jobs
+        )
+    await sql.execute("select penstock.pause('paused')")
+
+    async def claimed(names: list[str], limit: int, options: str = "") -> dict[str, int]:
+        claim = f"select name, count(*) from penstock.claim('w', $1, $2{options}) group by name"
+        return dict(await sql.fetch(claim, names, limit))
+
+    # What one leaves goes to the others.
+    assert await claimed(["paused", "none", "a", "b", "c"], 12) == {"a": 5, "b": 5, "c": 2}
+    # With more types than jobs to claim the first ones get one each.
+    assert await claimed(["b", "a"], 1) == {"b": 1}
+    assert await claimed(["a", "b"], 10, ", p_most => '{1,3}'") == {"a": 1, "b": 3}
+    assert await claimed(["a", "b"], 10, ", p_shared => false") == {"a": 10}
+    for most in ("{1}", "{1,-1}", "{{1,1}}"):
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await claimed(["a", "b"], 10, f", p_most => '{most}'")
+        assert refused.value.sqlstate == "PS400"

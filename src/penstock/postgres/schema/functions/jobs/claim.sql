@@ -53,7 +53,9 @@ create or replace function penstock.claim(
     p_names text[],
     p_limit integer,
     p_watermarks jsonb default '{}',
-    p_keys text[] default null
+    p_keys text[] default null,
+    p_most integer[] default null,
+    p_shared boolean default true
 )
 returns table (
     id uuid,
@@ -82,6 +84,12 @@ as $$
 declare
     moment timestamptz;
     names text[] := coalesce(p_names, '{}');
+    -- Of each of the names the most jobs to claim; null: no such bound.
+    most integer[] := p_most;
+    types integer;
+    turn integer := 0;
+    others integer;
+    part integer;
     of_type text;
     job_type penstock.jobs;
     priorities smallint[];
@@ -92,11 +100,15 @@ declare
     -- Of the snapshot before the first look at a queue, so that a claim never reports more as decided than it has looked at.
     oldest_xid bigint;
     heavy boolean;
+    -- False: the claim has as many bytes as it may have, or may have.
+    bytes_left boolean := true;
     left_to_claim integer := p_limit;
     places integer;
     type_room integer;
     room integer;
+    fitting integer;
     claimed integer;
+    claimed_of_type integer;
     claimed_in_all integer := 0;
     new_lease bigint;
     limited boolean;
@@ -113,6 +125,13 @@ begin
     perform penstock.check_worker(p_worker);
     if p_keys is not null then
         perform penstock.check_size(cardinality(p_keys), 1000, 'keys');
+    end if;
+    if p_most is not null then
+        perform penstock.check_lists(array[array_dims(p_names), array_dims(p_most)]);
+        if cardinality(p_most) <> cardinality(p_names) or 0 > any (p_most) then
+            raise exception 'the most jobs of each type are % numbers for % types', cardinality(p_most), cardinality(p_names)
+                using errcode = 'PS400', hint = 'Give a number that is not negative, or null, for each name.';
+        end if;
     end if;
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception 'invalid limit: %', p_limit
@@ -137,31 +156,48 @@ begin
         perform penstock.expire(1000);
     end if;
 
-    if cardinality(p_names) > 16 then
-        -- Of many types (one for each subscriber) most have no job. To see that costs a fraction of what an attempt does.
-        names := array(
-            select wanted.name
-            from unnest(p_names) with ordinality as wanted (name, ordinal)
-            where exists (
-                select from penstock.type_priorities
-                cross join lateral (
-                    select from penstock.queued_jobs as ready
-                    where ready.name = type_priorities.name
-                        and ready.priority = type_priorities.priority
-                        and ready.seq > coalesce((p_watermarks -> type_priorities.name ->> type_priorities.priority::text)::bigint, 0)
-                        and ready.slot is null
-                        and ready.status = 'queued'
-                    limit 1
-                ) as waiting
-                where type_priorities.name = wanted.name
-            )
-            order by wanted.ordinal
-        );
+    if cardinality(p_names) > 1 then
+        -- Of many types (one for each subscriber) most have no job. To see that costs a fraction of what an attempt does, and those that
+        -- have none have no part either.
+        select coalesce(array_agg(with_jobs.name order by with_jobs.ordinal), '{}'), array_agg(with_jobs.most order by with_jobs.ordinal)
+        into names, most
+        from (
+            select wanted.name, wanted.most, wanted.ordinal
+            from unnest(p_names, p_most) with ordinality as wanted (name, most, ordinal)
+            join penstock.jobs on jobs.name = wanted.name
+            where (wanted.most is null or wanted.most > 0)
+                and jobs.paused_at is null
+                and jobs.concurrency is distinct from 0
+                and (not jobs.encrypted or p_keys is not null)
+                and exists (
+                    select from penstock.type_priorities
+                    cross join lateral (
+                        select from penstock.queued_jobs as ready
+                        where ready.name = type_priorities.name
+                            and ready.priority = type_priorities.priority
+                            and ready.seq > coalesce((p_watermarks -> type_priorities.name ->> type_priorities.priority::text)::bigint, 0)
+                            and ready.slot is null
+                            and ready.status = 'queued'
+                        limit 1
+                    ) as waiting
+                    where type_priorities.name = wanted.name
+                )
+        ) as with_jobs;
     end if;
+    types := cardinality(names);
 
     -- One type after the other: a join with the names would cost a claim of one type four times as much.
-    foreach of_type in array names loop
-        exit when left_to_claim <= 0;
+    while turn < cardinality(names) and left_to_claim > 0 and bytes_left loop
+        turn := turn + 1;
+        of_type := names[turn];
+        -- An equal part for each type from here on; what some of them leave goes to those that come once more.
+        part := left_to_claim;
+        if p_shared then
+            others := case when turn <= types then types else cardinality(names) end - turn;
+            part := (left_to_claim + others) / (others + 1);
+        end if;
+        part := least(part, most[turn]);
+        continue when part <= 0;
         select jobs.* into job_type
         from penstock.jobs
         where jobs.name = of_type
@@ -189,13 +225,14 @@ begin
             order by of_type_priorities.priority
         ) as found;
         continue when priorities is null;
-        type_room := left_to_claim;
+        type_room := part;
         places := null;
         if job_type.concurrency is not null or job_type.rate_limit is not null then
             places := penstock.admit(job_type, 1000000, moment);
-            type_room := least(left_to_claim, penstock.fair_places(job_type.name, p_worker, places));
+            type_room := least(part, penstock.fair_places(job_type.name, p_worker, places));
         end if;
         room := type_room;
+        claimed_of_type := 0;
         sealed := job_type.encrypted_at is not null;
 
         heavy := exists (select from penstock.large_payloads where large_payloads.name in (of_type, job_type.topic));
@@ -204,7 +241,9 @@ begin
             of_priority := priorities[position];
             first_seq := first_seqs[position];
             if heavy then
-                room := least(room, penstock.jobs_that_fit(job_type.name, of_priority, first_seq - 1, room, moment, sealed, p_keys));
+                fitting := penstock.jobs_that_fit(job_type.name, of_priority, first_seq - 1, room, moment, sealed, p_keys);
+                bytes_left := bytes_left and fitting = room;
+                room := fitting;
                 continue when room = 0;
             end if;
             new_lease := nextval('penstock.lease_id');
@@ -268,14 +307,19 @@ begin
             from claimed;
             get diagnostics claimed = row_count;
             room := room - claimed;
+            claimed_of_type := claimed_of_type + claimed;
         end loop;
 
-        claimed := type_room - room;
+        claimed := claimed_of_type;
         if places > 0 then
-            perform penstock.pass_on_places(job_type.name, p_worker, places, type_room, claimed, left_to_claim);
+            perform penstock.pass_on_places(job_type.name, p_worker, places, type_room, claimed, part);
         end if;
         if claimed > 0 then
             left_to_claim := left_to_claim - claimed;
+            if turn <= types and claimed = part and left_to_claim > 0 then
+                names[cardinality(names) + 1] := of_type;
+                most[cardinality(names)] := most[turn] - claimed;
+            end if;
             claimed_in_all := claimed_in_all + claimed;
             if job_type.rate_limit is not null then
                 perform penstock.note_starts(job_type.name, '', claimed, job_type.rate_period, moment);
@@ -295,5 +339,5 @@ begin
     end if;
 end
 $$;
-comment on function penstock.claim(text, text[], integer, jsonb, text[]) is
-    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). time_limit_s is the time limit of a job that has its own. data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling. p_keys: ids of the keys of encrypted payloads that the worker has; null: it has none, and gets no job of an encrypted type. A job that is encrypted with another key is left to other workers.';
+comment on function penstock.claim(text, text[], integer, jsonb, text[], integer[], boolean) is
+    'Claims up to p_limit ready jobs of the given types, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). time_limit_s is the time limit of a job that has its own. data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling. p_keys: ids of the keys of encrypted payloads that the worker has; null: it has none, and gets no job of an encrypted type. A job that is encrypted with another key is left to other workers. p_shared: those of the types that have ready jobs get equal parts of p_limit, and what one leaves goes to the others; with more types than jobs to claim, the first ones get one each, so give the names in another order next time. False: the first type takes all that it has, then the next one. p_most: for each name the most of its jobs, or null.';
