@@ -154,7 +154,18 @@ def test_a_second_host_admits_no_one(strict: Served) -> None:
             with socket.create_connection(("127.0.0.1", port), timeout=30) as there:
                 given = "".join(f"Host: {host}\r\n" for host in hosts)
                 there.sendall(f"GET {path} HTTP/1.1\r\n{given}{more}\r\n".encode())
-                assert there.recv(1_000).split()[1] == b"421", (path, hosts)
+                assert there.recv(1_000).split()[1] == b"400", (path, hosts)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/jobs", "/", "/v1/topics/t/deliveries"])
+def test_a_request_of_http_1_1_without_host_is_refused(served: Served, path: str) -> None:
+    port = int(served.base_url.rpartition(":")[2])
+    answers = {}
+    for version in ("1.1", "1.0"):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as there:
+            there.sendall(f"GET {path} HTTP/{version}\r\nConnection: close\r\n\r\n".encode())
+            answers[version] = there.recv(1_000).split()[1]
+    assert (answers["1.1"], answers["1.0"] == b"400") == (b"400", False), answers
 
 
 def test_every_answer_has_the_headers(strict: Served) -> None:

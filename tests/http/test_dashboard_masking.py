@@ -55,6 +55,16 @@ def test_masked_fields_are_shown_to_admins_alone(dashboard: Served, admin: Reade
         assert "errors of some job types are hidden" in reading.get("jobs", params={"error": "no order"}).text
 
 
+async def test_the_filters_of_subscribers_are_masked_as_payloads_are(dashboard: Served, admin: Reader) -> None:
+    async with Penstock(dashboard.database_url) as app:
+        await app.topic("payments").declare()
+        await (await app.find_topic("payments")).subscribe("auditor", filter={"customer": {"iban": "DE99"}, "kind": "large"})
+    until(partial(shows, admin, "topics/payments", "DE99"), "the subscriber")
+    with reader(dashboard, "work") as reading:
+        page = reading.get("topics/payments").text
+        assert "DE99" not in page and "•••" in page and "large" in page
+
+
 async def test_the_results_of_steps_are_masked_as_payloads_are(dashboard: Served, admin: Reader) -> None:
     async with Penstock(dashboard.database_url) as app:
         ids = [await app.enqueue(name, {}) for name in ("mine", "secret")]

@@ -82,6 +82,7 @@ class Assembly:
         await self._dashboard.close()
         self._asked.read.close()
         self.service.answering.close()
+        await self.service.access.close()
 
     def subscribe(self, notifications: Notifications) -> None:
         """Have the parts told of what this process listens to."""

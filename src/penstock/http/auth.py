@@ -14,10 +14,10 @@ import hashlib
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.http.errors import ApiError
 from penstock.http.proxies import household
@@ -39,11 +39,19 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is there: a name for the log, a role, and the job types, streams and topics that it may touch, by name (None: all)."""
+    """Who is there.
+
+    Attributes:
+        name: Name, for the log and the audit.
+        role: Role.
+        types: The job types, streams and topics that the user may touch, by name; None: all.
+        mark: Bytes that change when the secret does, which `recall` of the authorizer gives too. Empty: the authorizer says none.
+    """
 
     name: str
     role: Role
     types: frozenset[str] | None = None
+    mark: bytes = field(default=b"", repr=False, compare=False)
 
     def may(self, name: str) -> bool:
         """Whether the job type is open to this user."""
@@ -65,6 +73,10 @@ class Principal:
         """Raise a 403 unless the job type, or the stream or topic of that name, is open to this user."""
         if not self.may(name):
             raise ApiError(403, "forbidden", f"User {self.name} has no access to {what} {name}", instance=instance, in_body=True)
+
+
+Recalled = tuple[Principal, bytes]
+"""Who a user is now, with bytes that change when the secret does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,9 @@ class Authorizer(Protocol):
     And it may have `async def recall(self, user: str) -> tuple[Principal, bytes] | None`: who a user is that the dashboard let in
     before, with bytes that change when the secret does; None: there is no such user any more. Without it a session of the
     dashboard lasts as the login found it. It says the same of a user as `authorize`, otherwise the dashboard refuses the login.
+    It is asked every two seconds about the users of connections that stay open, for all of them at once where there is
+    `async def recall_many(self, users: Collection[str]) -> Mapping[str, tuple[Principal, bytes]]`; without `recall`, `authorize`
+    is asked again every ten seconds.
     """
 
     async def authorize(self, credentials: Credentials | None) -> Principal:
@@ -121,9 +136,9 @@ class OneUser:
     """
 
     def __init__(self, name: str, secret: str, others: Authorizer | None = None) -> None:
-        self._principal = Principal(name, Role.ADMIN)
         self._name = name
         self._secret = secret.encode()
+        self._principal = Principal(name, Role.ADMIN, mark=self._secret)
         self._others = others
 
     async def authorize(self, credentials: Credentials | None) -> Principal:
@@ -151,6 +166,15 @@ class OneUser:
             return self._principal, self._secret if found is None else self._secret + b"\0" + found[1]
         return found
 
+    async def current(self, users: Sequence[Principal]) -> list[Recalled | None]:
+        """See `current`: the user with the token stays, and the others are asked about all others."""
+        others = [user for user in users if not self._is_mine(user)]
+        found = iter([] if not others else [None] * len(others) if self._others is None else await current(self._others, others))
+        return [(self._principal, self._secret) if self._is_mine(user) else next(found) for user in users]
+
+    def _is_mine(self, user: Principal) -> bool:
+        return user.name == self._name and secrets.compare_digest(user.mark, self._secret)
+
     def recalls(self, user: str) -> bool:
         """Whether `recall` can say who this user is."""
         return user == self._name or self._others is None or can_recall(self._others, user)
@@ -159,6 +183,25 @@ class OneUser:
 def can_recall(authorizer: Authorizer, user: str) -> bool:
     """Whether an authorizer can say who a user is that was let in before."""
     return authorizer.recalls(user) if isinstance(authorizer, OneUser) else hasattr(authorizer, "recall")
+
+
+async def current(authorizer: Authorizer, users: Sequence[Principal]) -> list[Recalled | None]:
+    """Who some users are now who were let in before; None: there is no such user any more.
+
+    Args:
+        authorizer: One that can say it (`can_recall`).
+        users: The users.
+    """
+    if isinstance(authorizer, OneUser):
+        return await authorizer.current(users)
+    names = {user.name for user in users}
+    many = getattr(authorizer, "recall_many", None)
+    if many is not None:
+        found = await many(names)
+    else:
+        recall: Any = authorizer
+        found = {name: await recall.recall(name) for name in names}
+    return [found.get(user.name) for user in users]
 
 
 class Throttle:

@@ -11,6 +11,7 @@ import re
 import secrets
 import sys
 import time
+from contextlib import AbstractContextManager
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -19,16 +20,21 @@ from penstock._version import __version__
 from penstock.core.logs import get_logger
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import JSON, ApiError, too_large
+from penstock.http.live_access import Watch
 from penstock.http.origin import PLAIN, SAFE_METHODS, with_security
 from penstock.http.service import Service
 from penstock.http.whole import read_whole, write_whole
 
 log = get_logger("penstock.http")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-_HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains; preload")
+_HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
+_HSTS_PRELOAD = (_HSTS[0], _HSTS[1] + b"; preload")
 _SERVER = (b"server", f"penstock/{__version__}".encode())
-# What every JSON answer has, as it is written, without and with encryption.
-_ALWAYS = [b"".join(b"%s: %s\r\n" % header for header in headers) for headers in ([*PLAIN, _SERVER], [*PLAIN, _SERVER, _HSTS])]
+# What every JSON answer has, as it is written, by the header that tells browsers to use encryption.
+_ALWAYS = {
+    hsts: b"".join(b"%s: %s\r\n" % header for header in (*PLAIN, _SERVER, *([] if hsts is None else [hsts])))
+    for hsts in (None, _HSTS, _HSTS_PRELOAD)
+}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
 _SLOWEST_BYTES_S = 1024
 
@@ -39,7 +45,7 @@ class Call:
     __slots__ = (
         "_body_time", "_receive", "_send", "_started_at", "authorization", "body_read", "client", "debug",
         "forwarded", "forwarded_for", "host", "id", "length", "limit", "method", "origin",
-        "principal", "read", "route", "scope", "secure", "service", "site", "started", "status",
+        "principal", "read", "role", "route", "scope", "secure", "service", "site", "started", "status",
         "traceparent",
     )  # fmt: skip
 
@@ -61,6 +67,7 @@ class Call:
         # Seconds that were spent on waiting for the body.
         self._body_time = 0.0
         self.principal: Principal | None = None
+        self.role: Role | None = None
         self.authorization: bytes | None = None
         self.forwarded = self.forwarded_for = b""
         self.host = self.origin = self.site = b""
@@ -100,6 +107,12 @@ class Call:
         return self.principal
 
     @property
+    def _hsts(self) -> tuple[bytes, bytes] | None:
+        if not self.secure:
+            return None
+        return _HSTS_PRELOAD if self.service.settings.hsts_preload else _HSTS
+
+    @property
     def path(self) -> str:
         """Its path, which errors name as their instance."""
         path: str = self.scope["path"]
@@ -113,10 +126,15 @@ class Call:
             role: The role that it needs; None: it is open to all clients, and there is no user.
         """
         self.route = route
+        self.role = role
         if self.method not in SAFE_METHODS or (role or Role.READ) > Role.READ:
             # To receive a topic is a GET, and takes messages.
             self.service.origins.check_site(self.origin, self.site, self.host, self.scope["path"])
         return None if role is None else await self.enter(role)
+
+    def watching(self) -> AbstractContextManager[Watch]:
+        """Watch whether the user may still go on, while a block lasts that takes long."""
+        return self.service.access.watching(self.user, self.role, self.authorization)
 
     def limit_body(self, *, batch: bool) -> None:
         """Take no larger body than the route may have. Raises a 413 when its announced length is larger."""
@@ -196,7 +214,7 @@ class Call:
     async def send_json(self, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON."""
         head = b"content-type: %s\r\ncontent-length: %d\r\n%s%sx-request-id: %s\r\n" % (
-            JSON, len(body), b"".join([b"%s: %s\r\n" % header for header in more]), _ALWAYS[self.secure], self.id,
+            JSON, len(body), b"".join([b"%s: %s\r\n" % header for header in more]), _ALWAYS[self._hsts], self.id,
         )  # fmt: skip
         if write_whole(self._send, status, head, body):
             self.started, self.status = True, status
@@ -236,8 +254,8 @@ class Call:
         headers = message["headers"]
         headers.append(_SERVER)
         headers.append((b"x-request-id", self.id))
-        if self.secure:
-            headers.append(_HSTS)
+        if (hsts := self._hsts) is not None:
+            headers.append(hsts)
         if self.debug:
             _dump(self.id, "<", str(self.status).encode())
         await self._send(message)

@@ -131,6 +131,11 @@ def insecure(instance: str) -> ApiError:
     )
 
 
+def not_one_host(instance: str) -> ApiError:
+    """The request does not say for which server it is, or names several, of which a proxy in front may have read another one."""
+    return ApiError(400, "invalid_host", "A request of HTTP/1.1 has one Host header", instance=instance, in_body=True)
+
+
 def server_error() -> ApiError:
     """Something is wrong with the server; the log says what."""
     return ApiError(500, "server_error", "Unexpected server error. Please try again", in_body=True)

@@ -19,7 +19,8 @@ from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
 from penstock.http.call import Call
 from penstock.http.dashboard.dashboard import Dashboard
-from penstock.http.errors import from_penstock, insecure, not_found, server_error
+from penstock.http.errors import from_penstock, insecure, not_found, not_one_host, server_error
+from penstock.http.origin import lacks_one_host
 from penstock.http.paths import as_get, with_escapes
 from penstock.http.routing import HotRoute
 from penstock.http.service import Service
@@ -82,6 +83,8 @@ class Middleware:
         if call.forwarded == b"http" and not service.settings.allow_unencrypted_proxy_traffic:
             call.secure = False
             raise insecure(path)
+        if lacks_one_host(scope, call.host):
+            raise not_one_host(path)
         origins = service.origins
         if not origins.any_host and path not in _ANY_HOST:
             origins.check_host(call.host)

@@ -24,7 +24,9 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock.core.coalescing import in_halves
 from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
+from penstock.http.call import Call
 from penstock.http.errors import ApiError, from_penstock, too_large
+from penstock.http.live_access import Watch
 
 T = TypeVar("T")
 CONTENT = "application/x-ndjson"
@@ -88,8 +90,11 @@ class Lines(Generic[T]):
     async def answer(self, request: Request) -> Response:
         """Write everything. Raises `ApiError` when the body cannot be split into lines, or the database is away."""
         spool = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
+        call: Call = request.scope["call"]
         try:
-            await self._all(request, spool)
+            # A body of lines may go on for hours.
+            with call.watching() as watch:
+                await self._all(request, spool, watch)
         except PenstockError as error:
             spool.close()
             raise self._at_line(from_penstock(error, request.url.path)) from None
@@ -99,8 +104,9 @@ class Lines(Generic[T]):
         spool.seek(0)
         return StreamingResponse(_stream(spool), media_type=CONTENT)
 
-    async def _all(self, request: Request, spool: IO[bytes]) -> None:
+    async def _all(self, request: Request, spool: IO[bytes], watch: Watch) -> None:
         async for line in lines_of(request.stream(), self._longest):
+            watch.check()
             self._line += 1
             if line.strip():
                 self._take(line)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from starlette.types import Scope
+
 from penstock.http.errors import ApiError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -48,6 +50,13 @@ def with_security(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     given = {name for name, _ in headers}
     added = SECURITY if CONTENT_POLICY in given else [*SECURITY, _POLICY]
     return added if CACHE_CONTROL in given else [*added, _NO_STORE]
+
+
+def lacks_one_host(scope: Scope, host: bytes) -> bool:
+    """Whether a request has several Host headers, which `host` joins by commas, or as one of HTTP/1.1 none (RFC 9112, 3.2)."""
+    if host:
+        return b"," in host
+    return scope.get("http_version") == "1.1" and all(name != b"host" for name, _ in scope["headers"])
 
 
 class Origins:

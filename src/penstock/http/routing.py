@@ -23,6 +23,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.routing import Route
@@ -31,11 +32,13 @@ from starlette.types import Receive, Scope, Send
 from penstock.core.records import to_json
 from penstock.core.serialization import check_numbers
 from penstock.core.tracing import valid_traceparent
+from penstock.errors import PenstockError
+from penstock.http.audit import begin_change, end_change
 from penstock.http.auth import Principal, Role
 from penstock.http.call import Call
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, too_large
-from penstock.http.metrics import Metrics
 from penstock.http.openapi import ERRORS, json_body
+from penstock.http.origin import SAFE_METHODS
 from penstock.http.paths import plain
 from penstock.http.service import Service
 from penstock.postgres.database import Database
@@ -143,6 +146,13 @@ BATCH = needs(Role.ENQUEUE, batch=True)
 
 CurrentService = Annotated[Service, Depends(service_of)]
 OpenDatabase = Annotated[Database, Depends(_database)]
+
+
+def _audited() -> None:
+    """The marker of a route whose calls are in the audit although it is not for admins."""
+
+
+AUDITED = Depends(_audited)
 # The user, whatever role the route needs.
 User = Annotated[Principal, Depends(_principal)]
 # The path of the request, which errors name as their instance.
@@ -194,11 +204,15 @@ class GuardedRoute(APIRoute):
     Attributes:
         role: The role; None: open to all clients.
         batch: Whether its body may be as large as a batch.
+        action: What the audit calls it; None: its calls are not in the audit. All changes for admins are.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         self.role, self.batch = guard_of(self.dependant)
+        changes = self.role is Role.ADMIN and not (self.methods or set()) & SAFE_METHODS and not path.endswith("/preview")
+        marked = any(call is _audited for call in _calls(self.dependant))
+        self.action = endpoint.__name__.replace("_", " ") if changes or marked else None
         for call in _calls(self.dependant):
             if extra := getattr(call, "openapi", None):
                 self.openapi_extra = {**extra, **(self.openapi_extra or {})}
@@ -229,7 +243,19 @@ class GuardedRoute(APIRoute):
         call: Call = scope["call"]
         scope["principal"] = await call.authorize(self.path_format, self.role)
         call.limit_body(batch=self.batch)
-        await super().handle(scope, receive, send)
+        if self.action is None:
+            await super().handle(scope, receive, send)
+            return
+        # The user was let in with the role. What the body says is not noted: it may hold anything.
+        told = {**scope["path_params"], **QueryParams(scope.get("query_string", b""))}
+        database = call.service.database
+        id = await begin_change(database, call.user.name, self.action, told)
+        try:
+            await super().handle(scope, receive, send)
+        except PenstockError as error:
+            await end_change(database, id, None, type(error).__name__ if error.foreign else error.message)
+            raise
+        await end_change(database, id, *((1, None) if call.status < 400 else (None, f"answered with {call.status}")))
 
 
 class HotRoute(Route):
@@ -321,21 +347,35 @@ def _calls(dependant: Dependant) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def listening(receive: Receive, metrics: Metrics) -> AsyncIterator[asyncio.Task[None]]:
-    """A task that ends when the client is gone, for a request that waits. The body has to be read before."""
+async def listening(call: Call) -> AsyncIterator[asyncio.Task[None]]:
+    """A task that ends when the client is gone, or may no longer wait, for a request that waits. The body has to be read before.
+
+    Raises `ApiError` 403 at the end when the user may no longer get the answer.
+    """
 
     async def until_gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
+        while (await call.receive_limited())["type"] != "http.disconnect":
             pass
 
-    gone = asyncio.create_task(until_gone(), name="penstock-gone")
-    try:
-        with metrics.waiting.track_inprogress():
-            yield gone
-    finally:
-        gone.cancel()
-        with suppress(asyncio.CancelledError):
-            await gone
+    async def until_over() -> None:
+        tasks = [asyncio.ensure_future(one) for one in (until_gone(), watch.ended.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    with call.watching() as watch:
+        gone = asyncio.create_task(until_over(), name="penstock-gone")
+        try:
+            with call.service.metrics.waiting.track_inprogress():
+                yield gone
+        finally:
+            gone.cancel()
+            with suppress(asyncio.CancelledError):
+                await gone
+        watch.check()
 
 
 def raw_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -18,6 +18,7 @@ from penstock.core.cached import Kept
 from penstock.errors import DatabaseUnavailable
 from penstock.http.auth import Authenticator
 from penstock.http.errors import ApiError
+from penstock.http.live_access import LiveAccess
 from penstock.http.metrics import Metrics
 from penstock.http.origin import Origins
 from penstock.http.proxies import Proxies
@@ -57,6 +58,7 @@ class Service:
         self.proxies = Proxies(settings.trusted_proxies)
         self.stopping = asyncio.Event()
         self.scaling = Scaling(database)
+        self.access = LiveAccess(authenticator)
         self._parts: dict[type, Any] = {}
         self._live = 0
         metrics.places.set(settings.max_live)

@@ -93,6 +93,10 @@ class HttpSettings(FromEnvironment):
         validation_alias=_rickover("allow_unencrypted_proxy_traffic", "ALLOW_UNENCRYPTED_PROXY_TRAFFIC"),
         description="Accept requests that a proxy received without TLS.",
     )
+    hsts_preload: bool = Field(
+        default=False,
+        description="Let browsers list the domain and all below it as HTTPS alone (preload), which is hard to take back.",
+    )
     debug_traffic: bool = Field(
         default=False, validation_alias=_rickover("debug_traffic", "DEBUG_HTTP_TRAFFIC"),
         description="Write all traffic to standard error, without credentials.",

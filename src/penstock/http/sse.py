@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
 from penstock.http.errors import ApiError, from_penstock
+from penstock.http.live_access import ENDED
 from penstock.http.paths import is_head
 from penstock.http.service import Service
 
@@ -25,6 +26,7 @@ log = get_logger("penstock.http")
 KEEP_ALIVE = b": keep-alive\n\n"
 _FRAME = 1 << 16
 _LONGEST_SEND_S = 60.0
+_LAST_WORD_S = 5.0
 
 
 class EventStream(Response):
@@ -61,15 +63,19 @@ class EventStream(Response):
             return
         sending = asyncio.create_task(self._send(send), name="penstock-live")
         leaving = asyncio.create_task(_left(receive), name="penstock-live-end")
-        with self._service.live(self._kind):
+        with self._service.live(self._kind), scope["call"].watching() as watch:
+            refusing = asyncio.create_task(watch.ended.wait(), name="penstock-live-access-end")
+            tasks = (sending, leaving, refusing)
             try:
-                await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                sending.cancel()
-                leaving.cancel()
-                await asyncio.gather(sending, leaving, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 if self._close is not None:
                     await self._close()
+            if done == {refusing}:
+                await _refuse(send)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -85,6 +91,14 @@ class EventStream(Response):
             except PenstockError as error:
                 await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _refuse(send: Send) -> None:
+    """End a connection whose user may no longer receive."""
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(_LAST_WORD_S):
+            await send({"type": "http.response.body", "body": ending(ENDED), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _left(receive: Receive) -> None:

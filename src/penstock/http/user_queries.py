@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, in_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,16 @@ class UserSecret:
     role: str
     types: list[str] | None
     secret_hash: str
+    mark: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UserNow:
+    """Who a user is now. `mark` changes when the secret does."""
+
+    role: str
+    types: list[str] | None
+    mark: bytes
 
 
 async def add_user(
@@ -51,3 +61,12 @@ async def find_user(database: Database, name: str) -> UserSecret | None:
     """One user, or None."""
     row = await database.fetchrow("select * from penstock.find_user($1)", name)
     return None if row is None else UserSecret(*tuple(row))
+
+
+async def find_users(database: Database, names: Sequence[str]) -> dict[str, UserNow]:
+    """The users of these names, by name; what there is not is left out."""
+    found: dict[str, UserNow] = {}
+    for some in in_parts(names):
+        rows = await database.fetch("select * from penstock.find_users($1)", some)
+        found |= {row["name"]: UserNow(row["role"], row["types"], row["mark"]) for row in rows}
+    return found

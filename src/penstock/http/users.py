@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Collection, Sequence
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from penstock.errors import InvalidInput
 from penstock.http import user_queries as users
-from penstock.http.auth import Credentials, Principal, Refused, Role, unauthorized
+from penstock.http.auth import Credentials, Principal, Recalled, Refused, Role, unauthorized
 from penstock.postgres.database import Database
 
 # OWASP's smallest recommendation: an API checks often, and what it checks are mostly random tokens.
@@ -71,10 +72,16 @@ class Users:
 
     async def recall(self, user: str) -> tuple[Principal, bytes] | None:
         """See `penstock.http.auth.Authorizer`."""
-        if len(user) > 64 or "\x00" in user:
-            return None
-        found = await users.find_user(self._database, user)
-        return None if found is None else (_principal(found), found.secret_hash.encode())
+        return (await self.recall_many([user])).get(user)
+
+    async def recall_many(self, names: Collection[str]) -> dict[str, Recalled]:
+        """See `penstock.http.auth.Authorizer`."""
+        asked = [name for name in names if len(name) <= 64 and "\x00" not in name]
+        found = await users.find_users(self._database, asked)
+        return {
+            name: (Principal(name, Role[user.role.upper()], _types(user.types), user.mark), user.mark)
+            for name, user in found.items()
+        }
 
     async def _matches(self, stored: str, secret: str) -> bool:
         seen = f"{stored}\0{secret}".encode("utf-8", "replace")
@@ -94,7 +101,11 @@ class Users:
 
 
 def _principal(found: users.UserSecret) -> Principal:
-    return Principal(found.name, Role[found.role.upper()], None if found.types is None else frozenset(found.types))
+    return Principal(found.name, Role[found.role.upper()], _types(found.types), found.mark)
+
+
+def _types(types: Sequence[str] | None) -> frozenset[str] | None:
+    return None if types is None else frozenset(types)
 
 
 def _verify(stored: str, secret: str) -> bool:

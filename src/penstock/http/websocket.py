@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
-from penstock.http.errors import JSON, ApiError, from_penstock, insecure, not_found, server_error
-from penstock.http.origin import with_security
+from penstock.http.errors import JSON, ApiError, from_penstock, insecure, not_found, not_one_host, server_error
+from penstock.http.origin import lacks_one_host, with_security
 from penstock.http.paths import with_escapes
 from penstock.http.routing import guard_of
 from penstock.http.service import Service
@@ -53,6 +53,8 @@ async def admit(scope: Scope, receive: Receive, send: Send, service: Service, ro
         headers = dict(scope["headers"])
         # Two of them are none that this server answers to, nor the origin of a page.
         host = b",".join(value for name, value in scope["headers"] if name == b"host")
+        if lacks_one_host(scope, host):
+            raise not_one_host(path)
         service.origins.check_host(host)
         if headers.get(b"x-forwarded-proto") == b"http" and not service.settings.allow_unencrypted_proxy_traffic:
             raise insecure(path)
@@ -64,9 +66,7 @@ async def admit(scope: Scope, receive: Receive, send: Send, service: Service, ro
         peer = scope["client"][0] if scope.get("client") else ""
         forwarded = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
         try:
-            principal = await service.authenticator.enter(
-                _authorization(scope, headers), service.proxies.client(peer, forwarded), path
-            )
+            principal = await service.authenticator.enter(authorization_of(scope), service.proxies.client(peer, forwarded), path)
         except ApiError:
             service.metrics.refused()
             raise
@@ -100,7 +100,7 @@ async def refuse(error: ApiError, send: Send) -> None:
     await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
 
 
-def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> bytes | None:
+def authorization_of(scope: Scope) -> bytes | None:
     """The credentials: of the subprotocol, or of the header."""
     for protocol in scope.get("subprotocols", ()):
         if protocol.startswith(_BEARER):
@@ -109,4 +109,4 @@ def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> bytes | None:
                 return b"Bearer " + base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
             except (binascii.Error, ValueError):
                 return b"Bearer "
-    return headers.get(b"authorization")
+    return dict(scope["headers"]).get(b"authorization")

@@ -27,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.app import Penstock
 from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
+from penstock.http import audit
 from penstock.http.auth import Authenticator, Principal, Role
 from penstock.http.dashboard.live import LiveAnswer, Looked, events, version_of
 from penstock.http.dashboard.pages import NAVIGATION
@@ -238,6 +239,7 @@ class Dashboard:
             if opened is None:
                 problem, status = "This link was used already, or is too old. Log in with the token that the server printed.", 403
             else:
+                await self._note("admin", "log in", {"client": request.client, "by": "link"})
                 return self._logged_in(request, opened, "")
         if not problem and await self._user(request) is not None:
             return _redirect(request, "")
@@ -265,6 +267,8 @@ class Dashboard:
             if error.status >= 500:
                 raise
             log.info("login_refused", client=request.client, reason=error.id)
+            if error.status != 429:
+                await self._note_refused_login(request, name or first, error.id)
             words = error.message if error.status == 429 else "This user and password, or token, are not known."
             return await self._login_page(request, f"{words} {error.hint or ''}".strip() if error.status == 429 else words, 403)
         wanted = next(iter(form.get("next", ())), "")
@@ -279,7 +283,19 @@ class Dashboard:
         recalled = await self._sessions.recall(name)
         # Who was let in a moment ago may be removed since, or have another password.
         principal = await authenticator.enter(header, request.client, request.path, fresh=True)
-        return await self._sessions.open(principal, recalled)
+        opened = await self._sessions.open(principal, recalled)
+        await self._note(principal.name, "log in", {"client": request.client})
+        return opened
+
+    async def _note(self, user: str, action: str, told: Mapping[str, str], error: str | None = None) -> None:
+        """Note in the audit what is no change, and done."""
+        database = await self._app.database()
+        await audit.end_change(database, await audit.begin_change(database, user, action, told), None if error else 1, error)
+
+    async def _note_refused_login(self, request: DashboardRequest, name: str, reason: str) -> None:
+        # Anything may have been typed as a name that no user has, such as a password.
+        known = await self._sessions.recall(name) if len(name) <= 64 else None
+        await self._note("unknown" if known is None else name, "log in", {"client": request.client}, f"refused: {reason}")
 
     def _logged_in(self, request: DashboardRequest, token: str, to: str) -> Response:
         answer = _redirect(request, to)
@@ -288,7 +304,10 @@ class Dashboard:
 
     async def _log_out(self, request: DashboardRequest) -> Response:
         if token := request.cookies.get(request.session_cookie):
+            user = await self._sessions.user(token)
             await self._sessions.close(token)
+            if user is not None:
+                await self._note(user.name, "log out", {"client": request.client})
         answer = _redirect(request, "login")
         _set_cookie(answer, request, request.session_cookie, "", max_age=0)
         return answer

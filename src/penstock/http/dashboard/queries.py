@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -232,17 +232,6 @@ async def use_link(database: Database, id: bytes) -> StoredSession | None:
 async def close_session(database: Database, id: bytes) -> bool:
     """Log out. Returns whether there was such a session."""
     return bool(await database.fetchval("select penstock.close_session($1)", id, retry=False))
-
-
-async def begin_change(database: Database, user: str, action: str, filter: Mapping[str, Any]) -> int:
-    """Note who is about to change what. Returns the number of the change."""
-    text = orjson.dumps(filter, default=str).decode()
-    return int(await database.fetchval("select penstock.begin_change($1, $2, $3::jsonb)", user, action, text))
-
-
-async def end_change(database: Database, id: int, changed: int | None = None, error: str | None = None) -> None:
-    """Note what became of a change."""
-    await database.fetch("select penstock.end_change($1, $2, $3)", id, changed, error)
 
 
 async def list_changes(database: Database, before: int | None = None, limit: int = 100) -> list[Change]:

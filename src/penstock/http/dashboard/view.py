@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from penstock.app import Penstock
 from penstock.core.logs import get_logger
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput
+from penstock.http import audit
 from penstock.http.auth import Principal, Role
-from penstock.http.dashboard import queries
 from penstock.http.dashboard.poller import KEPT_S, Poller, Reading
 from penstock.http.errors import ApiError
 from penstock.http.masking import Masking
@@ -185,19 +185,12 @@ class View:
             action: What is done.
             filter: To what: ids, names, conditions. No payload belongs here.
         """
-        database = await self.database()
-        id = await queries.begin_change(database, self.user.name, action, filter)
-        changed: list[int] = []
         try:
-            yield changed.append
-        except PenstockError as error:
-            await queries.end_change(database, id, None, type(error).__name__ if error.foreign else error.message)
-            raise
-        else:
-            await queries.end_change(database, id, sum(changed) if changed else 1)
+            async with audit.changing(await self.database(), self.user.name, action, filter) as changed:
+                yield changed.append
         finally:
             self._poller.changed()
-        log.info("changed", user=self.user.name, action=action, change=id)
+        log.info("changed", user=self.user.name, action=action)
 
 
 Show = Callable[[View], Awaitable[Shown]]

@@ -145,7 +145,7 @@ class _Jobs:
         within = bodies.span(wait, "wait", service.settings.longest_wait)
         job = await self.find(name, id)
         if within and not job.status.finished:
-            async with listening(request.receive, service.metrics) as gone:
+            async with listening(request.scope["call"]) as gone:
                 finished = asyncio.ensure_future(service.part(JobWaiter).finished(job.id, within))
                 await asyncio.wait({finished, gone}, return_when=asyncio.FIRST_COMPLETED)
                 finished.cancel()

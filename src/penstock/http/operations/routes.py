@@ -13,7 +13,7 @@ from penstock.core.records import example
 from penstock.errors import NotFound
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import ApiError, not_found
-from penstock.http.routing import ADMIN, ENQUEUE, READ, Instance, OpenDatabase, User, body, router
+from penstock.http.routing import ADMIN, AUDITED, ENQUEUE, READ, Instance, OpenDatabase, User, body, router
 from penstock.jobs.models import make_id
 from penstock.operations import queries
 from penstock.operations.models import (
@@ -124,7 +124,7 @@ async def preview_operation(wanted: WantedBody, database: OpenDatabase, user: Us
     return await queries.preview(database, wanted.kind, wanted.wanted, wanted.priority)
 
 
-@api.post("/v1/operations", dependencies=[ENQUEUE], status_code=202)
+@api.post("/v1/operations", dependencies=[ENQUEUE, AUDITED], status_code=202)
 async def start_operation(new: NewBody, database: OpenDatabase, user: User, path: Instance) -> OperationRecord:
     """Start an operation on all jobs that match now; workers do it in batches."""
     _require(user, new.filter.name, path)
@@ -160,7 +160,7 @@ async def get_operation(id: OperationId, user: User, database: OpenDatabase, pat
     return await _found(id, user, database, path)
 
 
-@api.post("/v1/operations/{id:name}/cancel", dependencies=[ENQUEUE])
+@api.post("/v1/operations/{id:name}/cancel", dependencies=[ENQUEUE, AUDITED])
 async def cancel_operation(id: OperationId, user: User, database: OpenDatabase, path: Instance) -> OperationRecord:
     """End an operation after its current batch. What it has changed stays so; one that has ended stays as it is."""
     record = await _found(id, user, database, path)

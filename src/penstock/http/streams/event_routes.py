@@ -13,6 +13,7 @@ from penstock.core.records import raw_list
 from penstock.errors import InvalidInput, OffsetGone, PenstockError
 from penstock.http import bodies
 from penstock.http import sse as live
+from penstock.http.call import Call
 from penstock.http.errors import ApiError, bad_json, invalid_parameter
 from penstock.http.ndjson import Lines, are_lines, outcomes
 from penstock.http.openapi import json_or_lines
@@ -161,13 +162,15 @@ async def get_events(
     if not piece.events and within > 0:
         service.check_room()
         deadline = time.monotonic() + within
-        with service.metrics.waiting.track_inprogress():
+        call: Call = request.scope["call"]
+        with call.watching() as watch, service.metrics.waiting.track_inprogress():
             async with service.part(Broadcaster).following(stream, {partition: offset}) as follower:
                 while not piece.events and (left := deadline - time.monotonic()) > 0 and not service.stopping.is_set():
                     if found := await follower.next(min(left, service.settings.live_keep_alive.total_seconds())):
                         piece = found[0].first_of(limit)
-                    elif await request.is_disconnected():
+                    elif watch.ended.is_set() or await request.is_disconnected():
                         break
+            watch.check()
     service.metrics.read(stream.name, "get", len(piece.events))
     return Events.model_construct(partition=partition, next_offset=piece.next, events=raw_list(piece.events))
 

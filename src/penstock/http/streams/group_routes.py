@@ -13,6 +13,7 @@ from penstock.errors import Conflict, InvalidInput
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.http import bodies
+from penstock.http.call import Call
 from penstock.http.errors import ApiError, bad_json, not_found
 from penstock.http.routing import ADMIN, READ, WORK, CurrentService, Instance, OpenDatabase, body, part, router
 from penstock.http.streams.group_models import (
@@ -199,8 +200,14 @@ async def read_batches(
     if within > 0:
         service.check_room()
     asked = ReadRequest(wanted.limit, frozenset(wanted.busy), wanted.ahead, OffsetReset(wanted.auto_offset_reset))
-    with service.metrics.waiting.track_inprogress():
-        reading, events = await service.part(Memberships).read(member, wanted.session, asked, within, request.is_disconnected)
+    call: Call = request.scope["call"]
+    with call.watching() as watch, service.metrics.waiting.track_inprogress():
+
+        async def gone() -> bool:
+            return watch.ended.is_set() or await request.is_disconnected()
+
+        reading, events = await service.part(Memberships).read(member, wanted.session, asked, within, gone)
+        watch.check()
     service.metrics.read(member.stream.name, "group", events)
     return reading
 

@@ -17,7 +17,9 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from penstock.core.serialization import dump_json, storable
 from penstock.errors import InvalidInput, PenstockError
 from penstock.http import sse as live
+from penstock.http.auth import Role
 from penstock.http.errors import from_penstock, invalid_parameter
+from penstock.http.live_access import ENDED, Watch
 from penstock.http.paths import is_head
 from penstock.http.routing import WORK, CurrentService, Instance, User, error_answer, router
 from penstock.http.service import Service
@@ -25,7 +27,7 @@ from penstock.http.sse import EventStream
 from penstock.http.topics.deliveries import LIVING, Deliveries
 from penstock.http.topics.delivery_buffer import Copy, DeliveryBuffer
 from penstock.http.topics.routes import OpenTopic, TopicName
-from penstock.http.websocket import SUBPROTOCOL
+from penstock.http.websocket import SUBPROTOCOL, authorization_of
 from penstock.jobs.models import Outcome
 from penstock.topics.models import Subscribed
 
@@ -188,10 +190,11 @@ async def receive_by_socket(
         await websocket.send_denial_response(error_answer(from_penstock(error, path)))
         return
     try:
-        with service.live("socket"):
+        header = authorization_of(websocket.scope)
+        with service.live("socket"), service.access.watching(user, Role.WORK, header) as watch:
             chosen = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
             await websocket.accept(chosen)
-            await _Conversation(service, websocket, buffer, receipt, ack == "auto").run()
+            await _Conversation(service, websocket, buffer, receipt, ack == "auto").run(watch)
     finally:
         await service.part(Deliveries).close(buffer)
 
@@ -208,21 +211,26 @@ class _Conversation:
         self._jobs: dict[UUID, UUID] = {}  # of the unacknowledged copies, by message
         self._messages: dict[UUID, UUID] = {}
 
-    async def run(self) -> None:
+    async def run(self, watch: Watch) -> None:
         writing = asyncio.create_task(self._write(), name="penstock-socket-write")
         listening = asyncio.create_task(self._listen(), name="penstock-socket-read")
+        refusing = asyncio.create_task(watch.ended.wait(), name="penstock-socket-access-end")
         try:
-            done, _ = await asyncio.wait([writing, listening], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([writing, listening, refusing], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 with suppress(WebSocketDisconnect, TimeoutError, PenstockError):
                     task.result()
         finally:
             writing.cancel()
             listening.cancel()
-            await asyncio.gather(writing, listening, return_exceptions=True)
+            refusing.cancel()
+            await asyncio.gather(writing, listening, refusing, return_exceptions=True)
         if self._socket.application_state is WebSocketState.CONNECTED:
             with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
                 async with asyncio.timeout(5):
+                    if watch.ended.is_set():
+                        await self._socket.close(1008, ENDED)
+                        return
                     await self._socket.close(1001 if self._buffer.error is None else 1011, (self._buffer.ended or "")[:100])
 
     async def _write(self) -> None:

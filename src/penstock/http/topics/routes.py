@@ -14,6 +14,7 @@ from penstock.core.records import raw
 from penstock.core.serialization import dump_json, storable
 from penstock.errors import NotFound
 from penstock.http import bodies
+from penstock.http.call import Call
 from penstock.http.completion_waiter import MessageWaiter
 from penstock.http.errors import ApiError, bad_json
 from penstock.http.ndjson import are_lines, outcomes
@@ -177,7 +178,10 @@ async def publish(
     if not wanted.background:
         if within > 0:
             service.check_room()
-            await service.part(MessageWaiter).finished(receipt.id, within)
+            call: Call = request.scope["call"]
+            with call.watching() as watch:
+                await service.part(MessageWaiter).finished(receipt.id, within)
+                watch.check()
         receipt = replace(receipt, outcomes=await topics.outcomes(database, receipt.id))
     return receipt
 

@@ -82,7 +82,7 @@ async def claim(call: Call, name: Name) -> None:
         if await http.job_type(service.database, name) is None:
             raise no_such_type(name)
         if within > 0:
-            async with listening(call.receive_limited, service.metrics) as gone:
+            async with listening(call) as gone:
                 claimed = await claims.wait(worker, name, wanted.limit, within, gone)
     if claimed:
         service.metrics.claimed(name, len(claimed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from penstock.core.serialization import load_json
@@ -36,7 +36,9 @@ async def show_one(view: View) -> Shown:
     counts = await _one(view)
     read = await view.read(("topic", counts.name), lambda database: _look(database, counts))
     loads = {load.name: load for load in await view.read("top", lambda database: top(database, "types", limit=1_000))}
-    subscribers = [(one, loads.get(one.queue) if one.key is None else None) for one in read.subscribers[:_MOST_SHOWN]]
+    # A filter holds values of payloads.
+    shown = [replace(one, filter=view.masking.shown(counts.name, one.filter)) for one in read.subscribers[:_MOST_SHOWN]]
+    subscribers = [(one, loads.get(one.queue) if one.key is None else None) for one in shown]
     values = {
         "topic": counts, "subscribers": subscribers, "more": len(read.subscribers) - _MOST_SHOWN,
         "messages": [(one, _shortened(view, counts.name, one.data)) for one in reversed(read.messages)],

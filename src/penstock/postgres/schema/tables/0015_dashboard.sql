@@ -44,7 +44,7 @@ create table penstock.changes (
     changed bigint,
     error text
 );
-comment on table penstock.changes is 'The audit: what users changed through the dashboard.';
+comment on table penstock.changes is 'The audit: what users changed through the dashboard, admins also through the HTTP API, and logins to the dashboard.';
 comment on column penstock.changes.id is 'Number of the change, in the order in which they began.';
 comment on column penstock.changes.at is 'When it began.';
 comment on column penstock.changes.user_name is 'The user of the HTTP API.';

@@ -52,13 +52,13 @@ declare
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'drop_job_type', 'drop_pool', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
-        'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages', 'prune_history',
+        'list_users', 'find_user', 'find_users', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages', 'prune_history',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule',
         'change_topic', 'preview_erasure', 'start_erasure', 'cancel_erasure', 'fence_restored', 'erase_lake_file', 'fence_lake', 'finish_lake', 'finish_erasure'
     ];
     serving constant text[] := array[
-        'declare_job_type', 'settle_attempts', 'find_user', 'open_session', 'find_session', 'use_link', 'close_session', 'begin_change',
+        'declare_job_type', 'settle_attempts', 'find_user', 'find_users', 'open_session', 'find_session', 'use_link', 'close_session', 'begin_change',
         'end_change', 'list_changes', 'mute_failures', 'unmute_failures'
     ];
 begin

@@ -70,12 +70,31 @@ $$;
 comment on function penstock.list_users() is 'The users of the HTTP API, without their secrets.';
 
 create or replace function penstock.find_user(p_name text)
-returns table (name text, role text, types text[], secret_hash text)
+returns table (name text, role text, types text[], secret_hash text, mark bytea)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select name, role, types, secret_hash from penstock.users where name = p_name
+    select name, role, types, secret_hash, sha256(convert_to(secret_hash, 'UTF8')) from penstock.users where name = p_name
 $$;
 comment on function penstock.find_user(text) is 'One user with the hash of its secret, for the server that checks it.';
+
+create or replace function penstock.find_users(p_names text[])
+returns table (name text, role text, types text[], mark bytea)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'users');
+    return query
+    select known.name, known.role, known.types, sha256(convert_to(known.secret_hash, 'UTF8'))
+    from penstock.users as known
+    where known.name = any (p_names);
+end
+$$;
+comment on function penstock.find_users(text[]) is
+    'Who these users are now, for a server that let them in before: mark changes when the secret does. Unknown names are left out.';
