@@ -79,6 +79,18 @@ def test_the_audit_has_logins_and_no_word_that_may_be_a_password(audited: Served
     ]
 
 
+def test_the_audit_has_the_role_of_the_database_that_wrote_it(audited: Served) -> None:
+    async def read() -> tuple[Any, Any]:
+        connection = await asyncpg.connect(audited.database_url)
+        await connection.execute("select penstock.begin_change('somebody', 'pause', '{}')")
+        written = await connection.fetchrow("select database_role, session_user::text from penstock.changes")
+        await connection.close()
+        return written[0], written[1]
+
+    role, me = asyncio.run(read())
+    assert role == me
+
+
 def test_preload_is_said_where_the_setting_says_so(audited: Served) -> None:
     with audited.client() as client:
         for path in ("/v1/jobs", "/", "/v1/queued-jobs"):

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from penstock import Penstock
+from penstock.errors import InvalidInput
 from penstock.http.auth import Credentials, OneUser, Principal, Refused, Role
 from penstock.http.dashboard.sessions import Sessions, new_link
 from penstock.http.user_queries import add_user, remove_user
@@ -133,6 +134,29 @@ async def test_a_user_with_the_name_of_the_token_gets_the_rights_of_neither(url:
         with pytest.raises(Refused):
             await sessions.open(principal, await sessions.recall("admin"))
         assert await sessions.use_link(link) is None, "there are users now"
+
+
+async def test_a_session_without_a_proof_lets_in_nobody_whom_the_server_can_check(url: str) -> None:
+    """As whoever may call the SQL functions of a server could make it."""
+    async with Penstock(url) as app:
+        database = await app.database()
+        await add_user(database, "ann", "read", hash_secret("ann-password-1"), None)
+        sessions = {}
+        for kind, authorizer in {
+            "users": Users(database),
+            "token": OneUser("admin", "token-of-the-server", Users(database)),
+        }.items():
+
+            async def authorizer_of(authorizer: Any = authorizer) -> Any:
+                return authorizer
+
+            sessions[kind] = Sessions(app.database, authorizer_of, timedelta(hours=1))
+        insert = "select penstock.open_session(sha256(convert_to($1, 'UTF8')), $2, 'admin', null, null, '1 hour')"
+        with pytest.raises(InvalidInput, match="a session of user ann needs a proof"):
+            await database.fetch(insert, "forged-1", "ann")
+        for token, user in (("forged-2", "admin"), ("forged-3", "nobody")):
+            await database.fetch(insert, token, user)
+            assert [await one.user(token) for one in sessions.values()] == [None, None], user
 
 
 async def test_an_authorizer_without_recall_still_lets_in(url: str) -> None:

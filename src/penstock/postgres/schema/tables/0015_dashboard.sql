@@ -38,6 +38,7 @@ create table penstock.changes (
     id bigint generated always as identity primary key,
     at timestamptz not null,
     user_name text not null,
+    database_role text not null default session_user,
     action text not null,
     filter jsonb not null,
     ended_at timestamptz,
@@ -47,7 +48,8 @@ create table penstock.changes (
 comment on table penstock.changes is 'The audit: what users changed through the dashboard, admins also through the HTTP API, and logins to the dashboard.';
 comment on column penstock.changes.id is 'Number of the change, in the order in which they began.';
 comment on column penstock.changes.at is 'When it began.';
-comment on column penstock.changes.user_name is 'The user of the HTTP API.';
+comment on column penstock.changes.user_name is 'The user of the HTTP API, as the server says.';
+comment on column penstock.changes.database_role is 'The role under which the server, or whoever wrote the row, was logged in to the database: this is proven.';
 comment on column penstock.changes.action is 'What was done, such as replay or pause.';
 comment on column penstock.changes.filter is 'To what: the job, the type, or the conditions of an operation. No payload is in it.';
 comment on column penstock.changes.ended_at is 'When it was made or refused; null: that is not known.';

@@ -18,6 +18,10 @@ begin
     if p_user is null or p_role is null or p_role not in ('read', 'enqueue', 'work', 'admin') then
         raise exception 'a session has a user and a role' using errcode = 'PS400', hint = 'A role is read, enqueue, work or admin.';
     end if;
+    if p_proof is null and p_single_use is not true and exists (select from penstock.users where users.name = p_user) then
+        raise exception 'a session of user % needs a proof', left(p_user, 100)
+            using errcode = 'PS400', hint = 'Only the session of a user that Penstock does not know has none.';
+    end if;
     if p_lasts is null or p_lasts <= interval '0' or p_lasts > interval '31 days' then
         raise exception 'a session cannot last %', coalesce(p_lasts::text, 'null')
             using errcode = 'PS400', hint = 'It lasts 31 days at most.';
@@ -28,7 +32,7 @@ begin
 end
 $$;
 comment on function penstock.open_session(bytea, text, text, text[], bytea, interval, boolean) is
-    'Logs a user in to the dashboard for a time (p_lasts). p_single_use: a link, which use_link uses up.';
+    'Logs a user in to the dashboard for a time (p_lasts). p_proof: required for the users of penstock.users, and compared by the server with their secret. p_single_use: a link, which use_link uses up.';
 
 create or replace function penstock.find_session(p_id bytea)
 returns table (user_name text, role text, types text[], proof bytea, expires_at timestamptz)
