@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from penstock.core.iteration import Iteration
 from penstock.errors import InvalidInput
 
 T = TypeVar("T")
@@ -50,12 +51,19 @@ class Standing(Generic[T]):
         if self._save is not None:
             await self._save(state)
 
-    async def messages(self) -> AsyncIterator[Any]:
-        """The messages that `Pool.notify` sends, as they arrive."""
-        while True:
-            yield await self._messages.get()
-            if self._all_read is not None and self._messages.empty():
+    def messages(self) -> AsyncIterator[Any]:
+        """The messages that `Pool.notify` sends, as they arrive. It goes on after a request that was cancelled."""
+        taken = False
+
+        async def message() -> Any:
+            nonlocal taken
+            if taken and self._all_read is not None and self._messages.empty():
                 self._all_read()
+            message = await self._messages.get()
+            taken = True
+            return message
+
+        return Iteration(message)
 
 
 Sides = Callable[[Standing[Any]], AbstractAsyncContextManager[Any]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 from penstock.core.blocking import run_without_loop
+from penstock.core.iteration import Iteration
 from penstock.streams.group_queries import Commit, commit_as_json
 from penstock.streams.models import Event
 from penstock.streams.transactional import commit_through
@@ -103,24 +105,30 @@ class Batch(Sequence[Event[T]], Generic[T]):
 class Events(Generic[T]):
     """The events of one partition, for a handler that iterates itself and is called once for each partition of this process.
 
-    Delivered events are done when the handler requests the next ones. The iteration ends when the partition is revoked.
+    Delivered events are done when the handler requests the next ones. The iteration ends when the partition is revoked; it goes
+    on after a request that was cancelled, as by `asyncio.wait_for(anext(...), 5)`.
 
     Attributes:
         partition: Number of the partition.
     """
 
-    def __init__(self, partition: int, batches: Callable[[int, float], AsyncIterator[Batch[T]]]) -> None:
+    def __init__(self, partition: int, next_batch: Callable[[int, float], Awaitable[Batch[T]]]) -> None:
         self.partition = partition
-        self._batches = batches
+        self._next_batch = next_batch
 
-    async def __aiter__(self) -> AsyncIterator[Event[T]]:
-        async for batch in self._batches(1, 0.0):
-            yield batch[0]
+    def __aiter__(self) -> AsyncIterator[Event[T]]:
+        return Iteration(self._next)
 
-    async def records(self) -> AsyncIterator[T]:
+    async def _next(self) -> Event[T]:
+        return (await self._next_batch(1, 0.0))[0]
+
+    def records(self) -> AsyncIterator[T]:
         """Payloads of the events."""
-        async for batch in self._batches(1, 0.0):
-            yield batch[0].data
+
+        async def record() -> T:
+            return (await self._next()).data
+
+        return Iteration(record)
 
     def take(self, max_batch_size: int, linger: timedelta = timedelta(0)) -> Taken[T]:
         """Batches of up to `max_batch_size` events that arrive within `linger` after the first.
@@ -129,19 +137,23 @@ class Events(Generic[T]):
             max_batch_size: Largest number of events in a batch.
             linger: How long the first event of a batch waits for others.
         """
-        return Taken(self._batches(max_batch_size, linger.total_seconds()))
+        return Taken(partial(self._next_batch, max_batch_size, linger.total_seconds()))
 
 
 class Taken(Generic[T]):
     """Batches of a partition."""
 
-    def __init__(self, batches: AsyncIterator[Batch[T]]) -> None:
-        self._batches = batches
+    def __init__(self, next_batch: Callable[[], Awaitable[Batch[T]]]) -> None:
+        self._next_batch = next_batch
+        self._batches = Iteration(next_batch)
 
     def __aiter__(self) -> AsyncIterator[Batch[T]]:
         return self._batches
 
-    async def records(self) -> AsyncIterator[list[T]]:
+    def records(self) -> AsyncIterator[list[T]]:
         """Payloads of each batch."""
-        async for batch in self._batches:
-            yield batch.records()
+
+        async def records() -> list[T]:
+            return (await self._next_batch()).records()
+
+        return Iteration(records)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
@@ -156,29 +156,33 @@ class Dispatcher(Generic[T]):
                 tracing.leave()
                 span = None
 
-        async def batches(max_batch_size: int, linger: float) -> AsyncIterator[Batch[T]]:
+        async def next_batch(max_batch_size: int, linger: float) -> Batch[T]:
             nonlocal span
-            while True:
-                if state.delivered is not None:
-                    self._done(state)
-                end_span()
-                # The handler occupies a place while it works, not while it waits.
-                await place.aclose()
-                batch = await self._next(state, max_batch_size, linger)
-                if batch is None:
-                    return
-                if self._places is not None:
+            if state.delivered is not None:
+                self._done(state)
+            end_span()
+            # The handler occupies a place while it works, not while it waits.
+            await place.aclose()
+            batch = await self._next(state, max_batch_size, linger)
+            if batch is None:
+                raise StopAsyncIteration
+            if self._places is not None:
+                try:
                     await place.enter_async_context(self._places)
-                state.delivered = batch
-                batch.attempt = state.attempts + 1
-                if tracing is not None:
-                    # The handler asks in this task, which has the context of the span until it asks again.
-                    span = tracing.start_processing(*self._span_of(batch))
-                    tracing.enter(span)
-                yield batch
+                except asyncio.CancelledError:
+                    # The next request gets them.
+                    state.put_back(batch.events)
+                    raise
+            state.delivered = batch
+            batch.attempt = state.attempts + 1
+            if tracing is not None:
+                # The handler asks in this task, which has the context of the span until it asks again.
+                span = tracing.start_processing(*self._span_of(batch))
+                tracing.enter(span)
+            return batch
 
         async with AsyncExitStack() as place:
-            events = Events(state.partition, batches)
+            events = Events(state.partition, next_batch)
             around = self._handling.around
             try:
                 await (self._invoke(events, {}) if around is None else around(events, partial(self._invoke, events)))
@@ -208,8 +212,12 @@ class Dispatcher(Generic[T]):
             if state.has_undecodable and isinstance(events[0].data, Undecodable) and events[0].data.key_id is not None:
                 await self._wait_for_key(state, events)
                 continue
-            if self._may_work(state) and (not suspect or await self._begin_trial(state, events)):
-                break
+            try:
+                if self._may_work(state) and (not suspect or await self._begin_trial(state, events)):
+                    break
+            except asyncio.CancelledError:
+                state.put_back(events)
+                raise
             # The member has no contact with the database; its next heartbeat shows whether the partition is lost.
             state.put_back(events)
             await state.sleep(0.1)

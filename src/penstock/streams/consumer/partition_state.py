@@ -161,10 +161,15 @@ class PartitionState(Generic[T]):
                     until = loop.time() + linger
             if len(events) >= max_batch_size or (events and loop.time() >= until):
                 return events
-            if events:
-                await wait_for_event(self._changed, until - loop.time())
-            else:
-                await self._changed.wait()
+            try:
+                if events:
+                    await wait_for_event(self._changed, until - loop.time())
+                else:
+                    await self._changed.wait()
+            except asyncio.CancelledError:
+                # Whoever takes next gets them.
+                self.put_back(events)
+                raise
         self.put_back(events)
         return []
 
