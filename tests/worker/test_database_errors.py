@@ -50,10 +50,10 @@ async def test_a_value_that_python_cannot_hold_is_one_of_ours(app: Penstock) -> 
 
 async def test_what_may_lie_in_the_call_is_not_repeated_for_ever(app: Penstock) -> None:
     database = await app.database()
-    await database.fetch("create table twice (id int primary key)")
-    await database.fetch("insert into twice values (1)")
+    await database.fetch("create table public.twice (id int primary key)")
+    await database.fetch("insert into public.twice values (1)")
     with pytest.raises(Conflict, match="duplicate key"):
-        await asyncio.wait_for(database.fetch("insert into twice values (1)", retry=True), 60)
+        await asyncio.wait_for(database.fetch("insert into public.twice values (1)", retry=True), 60)
 
 
 async def test_a_worker_starts_whose_connection_is_lost_while_it_registers(app: Penstock, sql: asyncpg.Connection[Any]) -> None:

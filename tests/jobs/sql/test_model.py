@@ -110,7 +110,7 @@ class Protocol(RuleBasedStateMachine):
         holder = next((k for k, j in self.jobs.items() if j.name == name and unique and j.unique == unique and j.coalesces), None)
         if id in self.jobs:
             finished = self.jobs[id].status not in ("queued", "in-progress")
-            assert seen == (id, "archived" if finished else "duplicate")
+            assert seen == (id, "taken" if self.jobs[id].name != name else "archived" if finished else "duplicate")
         elif holder is not None:
             assert seen == (holder, "coalesced")
         else:
