@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 PACKAGES = {
     "gearmand": "gearman-job-server",
@@ -30,6 +31,12 @@ def missing(*programs: str) -> str:
 def find(program: str) -> str | None:
     """Where a program is."""
     return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def postgres_bin_dir() -> Path | None:
+    """Programs of the newest PostgreSQL of Debian, which compiles plans, unlike that of the wheel. None: there is none."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda program: int(program.parts[-3]))
+    return found[-1].parent if found else None
 
 
 def install() -> str:

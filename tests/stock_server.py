@@ -104,6 +104,17 @@ class StockServer:
         """The URL of its database."""
         return f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
 
+    @property
+    def log(self) -> Path:
+        """What it logs."""
+        return self.folder / "log"
+
+    @property
+    def pid(self) -> int:
+        """Its first process."""
+        assert self._process is not None
+        return self._process.pid
+
     async def create(self) -> None:
         """Make the folder, and start."""
         make = (self._bin / "initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "--no-sync")
@@ -121,14 +132,14 @@ class StockServer:
 
     async def start(self) -> None:
         """Start, and wait until it can be written."""
-        with (self.folder / "log").open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self._bin / "postgres"), "-D", str(self._data)], stdout=log, stderr=log, cwd="/", **self._identity
             )
         await eventually(self._is_there, "the server", 120)
 
     async def _is_there(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
+        assert self._process is not None and self._process.poll() is None, self.log.read_text()[-3000:]
         with suppress(OSError, asyncpg.PostgresError):
             connection = await asyncpg.connect(self.url, timeout=5)
             try:
@@ -161,9 +172,9 @@ class StockServer:
 
 
 @contextmanager
-def serving(name: str) -> Iterator[StockServer]:
+def serving(kind: str | Kind, bin_dir: Path | None = None) -> Iterator[StockServer]:
     """A server of a kind, for the duration of a block. Its folder is in memory where the system has one."""
-    server = StockServer(KINDS[name], parent=memory_folder())
+    server = StockServer(KINDS[kind] if isinstance(kind, str) else kind, bin_dir=bin_dir, parent=memory_folder())
     try:
         asyncio.run(server.create())
         yield server

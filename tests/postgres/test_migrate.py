@@ -77,7 +77,7 @@ async def test_planner_profiles_name_functions_that_exist_and_are_all_used(app: 
         """
         select proname, array_agg(setting) as settings
         from pg_proc, unnest(proconfig) as setting
-        where pronamespace = 'penstock'::regnamespace and setting ~ '^(enable_|plan_cache_mode|jit)'
+        where pronamespace = 'penstock'::regnamespace and setting ~ '^(enable_|plan_cache_mode)'
         group by oid, proname
         """
     )

@@ -12,6 +12,8 @@ from typing import TypeVar
 from penstock.core.checks import check_span
 
 T = TypeVar("T")
+ANNOUNCE_EVERY_S = 10.0
+"""For how long an announcement is taken as valid. The database keeps it for 30 s."""
 _SHORTEST_WAIT_S = 0.002
 _FIRST_BACK_OFF_S = 0.05
 _LONGEST_WAIT_S = 30.0
@@ -152,6 +154,9 @@ class Polling:
             at_most_s: Longest wait.
         """
         self._failures = 0
+        if self._announced and 0 < 2 * self._announce_every_s <= self._clock() - self._announced_at:
+            # It was woken again and again, for nothing.
+            self._announced = False
         if announce is not None and not self._announced:
             quiet_for_s = self._clock() - self._found_at
             if quiet_for_s < self._quiet_s:

@@ -89,6 +89,10 @@ class Fetcher(Generic[S]):
         """Look now, since jobs may have arrived."""
         self.polling.wake()
 
+    def announce_again(self) -> None:
+        """Register as idle again, and look now: what was registered has changed, or may be lost."""
+        self.polling.announce_again()
+
     def room_made(self) -> None:
         """Look now, since a place is free."""
         self._room.set()

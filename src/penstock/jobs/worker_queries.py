@@ -23,6 +23,27 @@ class Heartbeat:
     workers: int
 
 
+@dataclass(frozen=True, slots=True)
+class DueWork:
+    """The answer to `due_work`.
+
+    Attributes:
+        promoted: Number of jobs that were made ready.
+        due_in_s: Seconds until the next job is due, by the database's clock; None: no job is deferred.
+        due: What else has to be done, see `penstock.due_work`.
+    """
+
+    promoted: int
+    due_in_s: float | None
+    due: frozenset[str]
+
+
+async def due_work(database: Database) -> DueWork:
+    """Make due jobs ready, and ask what else has to be done for the whole database."""
+    row = await database.fetchrow("select promoted, due_in_s, due from penstock.due_work()")
+    return DueWork(int(row["promoted"]), row["due_in_s"], frozenset(row["due"]))
+
+
 async def promote(database: Database, limit: int = 1000) -> tuple[int, datetime | None]:
     """Make due jobs ready. Returns their number, and when the next job is due."""
     row = await database.fetchrow("select * from penstock.promote($1)", limit)

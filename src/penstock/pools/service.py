@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
-from penstock.core.polling import Polling
+from penstock.core.polling import ANNOUNCE_EVERY_S, Polling
 from penstock.errors import PenstockError
 from penstock.groups.membership import Membership, SlotUser
 from penstock.jobs import claim_queries, type_queries
@@ -80,7 +80,8 @@ class PoolService:
         self.fetcher: Fetcher[KeySource] | None = None
         if executor is not None:
             options = pool.options
-            polling, paused = Polling(settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock()
+            poll_s = settings.poll_interval.total_seconds()
+            polling, paused = Polling(poll_s, quiet_s=QUIET_S, announce_every_s=ANNOUNCE_EVERY_S), asyncio.Lock()
             self.key_queues = KeyQueues(
                 options.key_concurrency, options.on_retry == "block", executor.start, settle, self.member.may_work, polling.wake
             )
@@ -107,7 +108,8 @@ class PoolService:
         """Subscribe to the notifications about this pool on the member's channel."""
         notifications.wake(self.member.wake, Kind.SLOTS, Kind.CONNECTED, subject=self.name)
         if self.fetcher is not None:
-            notifications.wake(self.fetcher.wake, Kind.KEYS, Kind.PLACE, Kind.CONNECTED, subject=self.name)
+            notifications.wake(self.fetcher.wake, Kind.KEYS, Kind.PLACE, subject=self.name)
+            notifications.wake(self.fetcher.announce_again, Kind.CONNECTED, subject=self.name)
             notifications.subscribe(self.fetcher.source.cancelled, Kind.CANCEL, Kind.CONNECTED)
             notifications.wake(self.fetcher.source.key_paused, Kind.PAUSED, subject=self.name)
         notifications.wake(self.standing.wake, Kind.STANDING, Kind.CONNECTED, subject=self.name)

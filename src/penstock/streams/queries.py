@@ -343,7 +343,7 @@ async def stop_waiting(database: Database, channel: str) -> None:
 
 
 async def to_maintain(database: Database) -> list[str]:
-    """The names of all streams. Deletes registrations of readers and producers that were not seen for long."""
+    """The names of the streams for which `maintain_stream` may have something to do."""
     return [row["name"] for row in await database.fetch("select name from penstock.streams_to_maintain() as name")]
 
 

@@ -33,7 +33,8 @@ class Fetchers:
 
     def subscribe(self, notifications: Notifications) -> None:
         """Subscribe to the notifications about queues; pools subscribe their own."""
-        notifications.wake(self.look, Kind.JOBS, Kind.PLACE, Kind.CONNECTED, Kind.LISTENING)
+        notifications.wake(self.look, Kind.JOBS, Kind.PLACE)
+        notifications.wake(self.announce_again, Kind.CONNECTED, Kind.LISTENING)
         notifications.wake(self.full_scan, Kind.FULL_SCAN)
 
     def look(self) -> None:
@@ -41,6 +42,12 @@ class Fetchers:
         if self.queues is not None:
             self.queues.wake()
             self.queues.room_made()
+
+    def announce_again(self) -> None:
+        """The types or the worker's id have changed, or a registration may be lost: register as idle again, and look."""
+        if self.queues is not None:
+            self.queues.announce_again()
+        self.look()
 
     def wake_all(self) -> None:
         """Due jobs of any type and pool have become ready."""
@@ -62,7 +69,7 @@ class Fetchers:
         """Claim these types, which have changed, from now on."""
         if self.queues is not None:
             self.queues.source.work_on(types)
-        self.look()
+        self.announce_again()
 
     def idle_s(self) -> list[float]:
         """For how many seconds each has made no progress."""

@@ -163,6 +163,7 @@ class WorkerHeartbeat:
                 self._executor.cancel(id, "lost")
             await claim_queries.release_unknown(self._database, self._registration.id, queues.source.known_leases)
             await self._registration.register()
+        self._fetchers.announce_again()
 
     async def _note_halted(self) -> None:
         id = self._registration.id

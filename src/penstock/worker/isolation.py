@@ -71,6 +71,7 @@ class Isolation:
         settled: Waits until all results are written.
         worker: Id of the worker's row.
         keyring: Keys of encrypted payloads.
+        any_apart: Whether a job of any type may wait to run alone, as far as the maintenance knows.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class Isolation:
         settled: Callable[[], Awaitable[None]],
         worker: Callable[[], str],
         keyring: Keyring,
+        any_apart: Callable[[], bool],
     ) -> None:
         self._keys = keyring.ids or None
         self._database = database
         self._fetchers = fetchers
         self._interval = settings.maintenance_interval.total_seconds()
         self._settled = settled
+        self._any_apart = any_apart
         self._worker = worker
         self._wait_s = FIRST_WAIT_S
         # The first of the suspects of each fetcher, and since when these have been the first.
@@ -117,7 +120,7 @@ class Isolation:
         """For how long the process may wait now until it is empty; None: no job waits that it may run alone."""
         names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
         first: list[UUID | None] = []
-        if names and await claim_queries.are_apart(self._database, names, self._keys):
+        if names and self._any_apart() and await claim_queries.are_apart(self._database, names, self._keys):
             first = [await fetcher.source.next_alone() for fetcher in self._fetchers]
         if first != self._first:
             self._first, self._first_since = first, time.monotonic()

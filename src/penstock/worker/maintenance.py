@@ -2,6 +2,12 @@
 
 All workers of a process on one database share one maintenance, see `of`. A process works often when there are few workers
 and seldom when there are many, so that the database receives about the same number of these calls whatever their number.
+
+Almost always there is nothing to do. So one statement a second promotes due jobs and asks what else is due (`due_work`), and what
+it names is done at once. What nobody waits for it does not name: a round of everything, twice a minute, does that.
+
+Pauses after work follow from what was done, not from the time that it took: a statement that waited for a processor, or for
+another transaction, cost the database nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +40,16 @@ _WORKERS_AT_FULL_PACE = 4
 PRUNE_EVERY_S = 600.0
 _MAINTAIN_EVERY_S = 5.0
 _RESOLVE_EVERY_S = 0.005
+_EVERYTHING_ROUNDS = 30
+_LONGEST_LOOK_S = 4.0
+"""A job that is deferred for less than 5 s wakes an idle worker; one that is deferred for longer is seen before it is due."""
+_PROMOTE_EVERY_S = 0.01
+# Ten times what it costs the database to promote a job, what it costs to release one, to look at ticks, and to do a batch.
+_PER_PROMOTED_S = 0.0002
+_PER_RELEASED_S = 0.00003
+_LOOK_AT_TICKS_S = 0.001
+_AFTER_BATCH_S = 0.05
+_MOST_ROUNDS_LEFT_OUT = 11
 
 
 class Maintenance:
@@ -51,7 +67,14 @@ class Maintenance:
         self._settings = settings
         self._taking_part: list[Callable[[], None]] = []
         self._running: asyncio.Task[None] | None = None
+        self.due: frozenset[str] = frozenset()
+        """What the last question of what is due named."""
         self._look = asyncio.Event()
+        self._recovery_due = asyncio.Event()
+        self._operations_due = asyncio.Event()
+        self._all_workflows_due = False
+        # Of streams: how many rounds more they are left out, and how many the next time.
+        self._left_out: dict[str, tuple[int, int]] = {}
         self._more_messages = False
         self._more_history = False
 
@@ -95,35 +118,61 @@ class Maintenance:
             wake()
 
     async def _promote(self) -> None:
-        """Put due jobs into the ready queues, until cancelled."""
+        """Put due jobs into the ready queues, and find out what else is due, until cancelled."""
+        asked_at = float("-inf")
         while True:
             self._look.clear()
-            started = time.monotonic()
-            due_in: float | None = None
+            promoted, due_in_s = 0, None
+            longest_s = self._longest_look_s()
             try:
-                promoted, due_in = await worker_queries.due_in(self._database)
+                # Between two questions, when jobs become due all the time, it only promotes.
+                if time.monotonic() - asked_at < longest_s * 0.7:
+                    promoted, due_in_s = await worker_queries.due_in(self._database)
+                else:
+                    found = await worker_queries.due_work(self._database)
+                    asked_at = time.monotonic()
+                    promoted, due_in_s = found.promoted, found.due_in_s
+                    self._tell(found.due)
                 if promoted:
                     self._wake()
             except PenstockError as error:
                 log.warning("promotion_failed", error=error)
-            took = time.monotonic() - started
-            longest = self._settings.maintenance_interval.total_seconds()
-            wait = longest if due_in is None else min(max(due_in, 0.0), longest)
-            # Promotion takes at most a tenth of the time, shared among the workers.
-            await asyncio.sleep(min(max(0.01, took * 10), 5.0) * self._share())
-            await wait_for_event(self._look, max(wait - took, 0.0) * random.uniform(0.95, 1.0))
+            ask_in_s = longest_s * random.uniform(0.9, 1.0)
+            wait_s = ask_in_s if due_in_s is None else min(max(due_in_s, 0.0), ask_in_s)
+            shortest_s = min((_PROMOTE_EVERY_S + promoted * _PER_PROMOTED_S) * self._share(), 5.0)
+            # Promotion takes at most a tenth of the time of one backend, shared among the workers.
+            await asyncio.sleep(shortest_s)
+            await wait_for_event(self._look, max(wait_s - shortest_s, 0.0))
+
+    def _tell(self, due: frozenset[str]) -> None:
+        self.due = due
+        if due & {"recover", "expire"}:
+            self._recovery_due.set()
+        if due & {"operations", "vacuum"}:
+            self._operations_due.set()
+        if "workflows" in due:
+            self._all_workflows_due = True
+            workflow_ticks.tell(self._database)
 
     async def _recover_and_prune(self) -> None:
         """Recover the jobs of dead workers and ended leases, expire jobs, and prune, until cancelled."""
         pruned_at = maintained_at = time.monotonic()
+        everything_at = pruned_at + self._everything_s()
         while True:
-            await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
-            await self._try(self._recover())
-            await self._try(self._expire())
-            if (
-                time.monotonic() - maintained_at
-                > min(_MAINTAIN_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5) * self._share()
-            ):
+            within_s = min(max(everything_at - time.monotonic(), 0.0), self._maintain_every_s())
+            if self._more_messages or self._more_history:
+                within_s = min(within_s, self._interval_s() * self._share())
+            await wait_for_event(self._recovery_due, within_s)
+            self._recovery_due.clear()
+            due = self.due
+            if time.monotonic() >= everything_at:
+                everything_at = time.monotonic() + self._everything_s()
+                due = due | {"recover", "expire", "topics"}
+            if "recover" in due:
+                await self._try(self._recover())
+            if "expire" in due:
+                await self._try(self._expire())
+            if "topics" in due and time.monotonic() - maintained_at > self._maintain_every_s():
                 maintained_at = time.monotonic()
                 await self._try(self._maintain_topics())
             keep = longest_kept(self._settings.keep)
@@ -143,29 +192,30 @@ class Maintenance:
     async def _advance_operations(self) -> None:
         """Advance the operations on all jobs that match a filter, batch by batch, until cancelled."""
         while True:
-            await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
-            await self._try(self._advance())
-            await self._try(self._vacuum_erased())
+            everything = not await wait_for_event(self._operations_due, self._everything_s())
+            self._operations_due.clear()
+            due = self.due
+            if everything or "operations" in due:
+                await self._try(self._advance())
+            # The last batch of an erasure may just have been done.
+            if everything or due & {"operations", "vacuum"}:
+                await self._try(self._vacuum_erased())
 
     async def _resolve_workflows(self) -> None:
         """Release or cancel what waited for jobs that have ended: when that is told, and at intervals, until cancelled."""
         told = workflow_ticks.event_of(self._database)
         while True:
-            interval_s = self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3)
-            all_at = time.monotonic() + interval_s
-            while (left_s := all_at - time.monotonic()) > 0 and await wait_for_event(told, left_s):
-                told.clear()
-                # Often children of a large group have ended, from which nothing follows yet.
-                await self._try(self._resolve(if_due=True))
+            everything = not await wait_for_event(told, self._everything_s())
             told.clear()
-            await self._try(self._resolve(if_due=False))
+            # Often children of a large group have ended, from which nothing follows yet: the next due_work tells of them.
+            everything, self._all_workflows_due = everything or self._all_workflows_due, False
+            await self._try(self._resolve(if_due=not everything))
 
     async def _resolve(self, *, if_due: bool) -> None:
         longest_s = self._settings.maintenance_interval.total_seconds()
         busy_s = _RESOLVE_EVERY_S
         was_busy = False
         while True:
-            started = time.monotonic()
             done = await workflows.resolve(self._database, if_due=if_due)
             if done is None:
                 was_busy = True
@@ -179,15 +229,14 @@ class Maintenance:
                 was_busy = False
             if not done:
                 # Many small settlements tell of their ends one after the other: the looks at them take half of the time at most.
-                await asyncio.sleep(time.monotonic() - started)
+                await asyncio.sleep(_LOOK_AT_TICKS_S)
                 return
             if_due = True
             # The database is for the jobs half of the time, and what ends meanwhile is folded together.
-            await asyncio.sleep(max(_RESOLVE_EVERY_S, time.monotonic() - started))
+            await asyncio.sleep(_RESOLVE_EVERY_S + done * _PER_RELEASED_S)
 
     async def _advance(self) -> None:
         while True:
-            started = time.monotonic()
             operation = await operations.advance(self._database)
             if operation is None:
                 return
@@ -201,7 +250,7 @@ class Maintenance:
                     failed=operation.failed,
                 )
             # The database is for the jobs half of the time.
-            await asyncio.sleep(time.monotonic() - started)
+            await asyncio.sleep(_AFTER_BATCH_S)
 
     async def _vacuum_erased(self) -> None:
         while (operation := await vacuum_erased(self._database)) is not None:
@@ -210,19 +259,30 @@ class Maintenance:
     async def _maintain_streams_at_intervals(self) -> None:
         """Maintain the streams at intervals, until cancelled."""
         while True:
-            pause = min(_MAINTAIN_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5)
-            await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
-            await self._try(self.maintain_streams())
+            await asyncio.sleep(self._maintain_every_s() * random.uniform(0.7, 1.3))
+            if self.due & {"streams", "retired"}:
+                await self._try(self.maintain_streams())
 
     async def maintain_streams(self) -> None:
-        """Begin new segments, and apply retention and compaction, once. A failure at one stream does not stop the others."""
-        for stream in await streams.to_maintain(self._database):
-            await self._try(self._maintain_stream(stream))
+        """Begin new segments, and apply retention and compaction, once. A failure at one stream does not stop the others.
+
+        A stream in which there was nothing to do again and again, although there might have been, is left out for some rounds.
+        """
+        names = await streams.to_maintain(self._database)
+        self._left_out = {name: self._left_out[name] for name in names if name in self._left_out}
+        for name in names:
+            rounds, next_rounds = self._left_out.get(name, (0, 0))
+            if rounds > 0:
+                self._left_out[name] = (rounds - 1, next_rounds)
+                continue
+            self._left_out[name] = (next_rounds, min(next_rounds * 2 + 1, _MOST_ROUNDS_LEFT_OUT))
+            await self._try(self._maintain_stream(name))
         await streams.drop_retired(self._database)
 
     async def _maintain_stream(self, stream: str) -> None:
         rolled, retired, compacted = await maintain(self._database, stream)
         if rolled or retired or compacted:
+            del self._left_out[stream]
             log.info("stream_maintained", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
 
     async def _recover(self) -> None:
@@ -267,6 +327,21 @@ class Maintenance:
             await call
         except PenstockError as error:
             log.warning("maintenance_failed", error=error)
+
+    def _interval_s(self) -> float:
+        return self._settings.maintenance_interval.total_seconds()
+
+    def _longest_look_s(self) -> float:
+        # One job in the far future does not keep the others waiting, however many workers share the looks.
+        interval_s = self._interval_s()
+        return max(interval_s, min(interval_s * self._share(), _LONGEST_LOOK_S))
+
+    def _maintain_every_s(self) -> float:
+        return min(_MAINTAIN_EVERY_S, self._interval_s() * 5) * self._share()
+
+    def _everything_s(self) -> float:
+        interval_s = self._interval_s()
+        return max(interval_s, min(interval_s * _EVERYTHING_ROUNDS, 30.0)) * self._share() * random.uniform(0.7, 1.3)
 
     def _share(self) -> float:
         # The workers of this process count as one.

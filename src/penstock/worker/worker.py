@@ -17,7 +17,7 @@ from penstock.core import measuring
 from penstock.core.encryption import Keyring
 from penstock.core.garbage_collection import fewer_collections
 from penstock.core.logs import get_logger
-from penstock.core.polling import Polling
+from penstock.core.polling import ANNOUNCE_EVERY_S, Polling
 from penstock.core.tracing import Tracing
 from penstock.errors import NotFound, PenstockError
 from penstock.groups import heartbeat
@@ -126,8 +126,9 @@ class Worker:
         )  # fmt: skip
         self._heartbeat_beside_loop = heartbeat.of(database, settings)
         self._isolation = Isolation(
-            database, self._fetchers.all, settings, self._completer.drained, lambda: self.id, self._keyring
-        )
+            database, self._fetchers.all, settings, self._completer.drained, lambda: self.id, self._keyring,
+            lambda: "apart" in self._maintenance.due,
+        )  # fmt: skip
         self._leaders = [
             LeaderService(database, task, settings, f"{self._process}.l{number}")
             for number, task in enumerate(work.leader_tasks, 1)
@@ -156,7 +157,8 @@ class Worker:
         queues = QueueSource(
             self._database, types, self._settings, self._registration, executor, self._completer, admission, self._keyring
         )
-        return Fetcher(queues, Polling(self._settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock())
+        poll_s = self._settings.poll_interval.total_seconds()
+        return Fetcher(queues, Polling(poll_s, quiet_s=QUIET_S, announce_every_s=ANNOUNCE_EVERY_S), asyncio.Lock())
 
     def _make_pool(self, pool: WorkedPool, number: int) -> PoolService:
         return PoolService(

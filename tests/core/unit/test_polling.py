@@ -120,6 +120,35 @@ def test_a_loop_that_is_woken_looks_at_once_and_stays_announced() -> None:
     run(test())
 
 
+def test_a_loop_that_is_woken_for_nothing_again_and_again_announces_itself_in_time() -> None:
+    async def test() -> None:
+        loop = Loop()
+        loop.polling = Polling(POLL_S, announce_every_s=10, clock=loop.clock)
+        await loop.become_idle()
+        while len(loop.announced_at) < 4:
+            asyncio.get_running_loop().call_later(0.3, loop.polling.wake)
+            await loop.rest()
+        # The database keeps an announcement for 30 s.
+        assert all(10 <= after - before <= 21 for before, after in pairwise(loop.announced_at))
+
+    run(test())
+
+
+def test_an_announcement_that_is_valid_for_a_while_is_not_repeated_at_each_look() -> None:
+    async def test() -> None:
+        loop = Loop()
+        loop.polling = Polling(POLL_S, announce_every_s=10, clock=loop.clock)
+        await loop.become_idle()
+        looks = 0
+        while loop.clock() < 60:
+            await loop.rest()
+            looks += 1
+        assert len(loop.announced_at) <= 7
+        assert looks <= 60 / SHORTEST_PAUSE_S + 7
+
+    run(test())
+
+
 def test_what_wakes_a_loop_during_a_look_is_not_missed() -> None:
     async def test() -> None:
         loop = Loop()

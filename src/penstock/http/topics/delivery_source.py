@@ -20,7 +20,7 @@ from uuid import UUID
 from penstock._version import __version__
 from penstock.core import tally as tallies
 from penstock.core.logs import get_logger
-from penstock.core.polling import Polling
+from penstock.core.polling import ANNOUNCE_EVERY_S, Polling
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
 from penstock.http.topics.delivery_buffer import Copy, DeliveryBuffer
 from penstock.jobs import worker_queries
@@ -55,7 +55,7 @@ class DeliverySource:
 
     def __init__(self, database: Database, listener: Listener, settings: Settings) -> None:
         self.id = f"deliver.{os.getpid()}.{secrets.token_hex(4)}"
-        self.fetcher: Fetcher[DeliverySource] = Fetcher(self, Polling(_POLL_S), asyncio.Lock())
+        self.fetcher: Fetcher[DeliverySource] = Fetcher(self, Polling(_POLL_S, announce_every_s=ANNOUNCE_EVERY_S), asyncio.Lock())
         self._database = database
         self._listener = listener
         self._settings = settings

@@ -113,6 +113,8 @@ comment on column penstock.ended_queues.dropped is
 comment on column penstock.ended_queues.ended_at is 'When the subscription ended.';
 comment on column penstock.ended_queues.look_at is 'When maintenance looks again.';
 
+create index ended_queues_due on penstock.ended_queues (look_at);
+
 create table penstock.topic_messages (
     number bigint primary key,
     seq bigint not null,

@@ -62,9 +62,16 @@ create or replace function penstock.forget_listeners()
 returns void
 language sql
 as $$
-    delete from penstock.listeners where until < clock_timestamp() - interval '10 minutes'
+    delete from penstock.listeners
+    where ctid = any (array(
+        select old.ctid
+        from penstock.listeners as old
+        where old.until < clock_timestamp() - interval '10 minutes'
+        order by old.channel, old.kind, old.subject
+        for update skip locked
+    ))
 $$;
-comment on function penstock.forget_listeners() is 'Part of recover and streams_to_maintain: removes listeners that have not said for long that they wait.';
+comment on function penstock.forget_listeners() is 'Part of recover: removes listeners that have not said for long that they wait.';
 
 create or replace function penstock.listening(p_kind text, p_subject text)
 returns text[]

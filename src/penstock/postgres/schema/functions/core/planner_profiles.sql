@@ -21,7 +21,11 @@
 --   no_merge        joins thousands of rows with thousands, where a hash is good: a merge sorts both sides.
 --   generic         is called so often that planning costs more than the plan can gain, and its plan does not depend on the values.
 --   custom          has conditions that may be absent: only a plan for the values at hand can use an index for those that are there.
---   no_jit          has a plan whose estimate is high enough for compiling it, which takes longer than to run it.
+--
+-- No function has its plans compiled. PostgreSQL compiles what it takes for dear, at each call, and takes for dear what it knows nothing of,
+-- and (before version 18) each plan with a node that a profile forbids and that is there nevertheless, as a small table without an index:
+-- milliseconds of work, hundreds of milliseconds of compiling. So every function that has settings (all that callers reach have some)
+-- has jit=off too, which holds for what it calls.
 --
 -- A plan that changes shows in tests/jobs/sql/test_plans.py and its neighbours.
 
@@ -44,7 +48,7 @@ as $$
                 'commit_staged_events', 'lose_partitions', 'note_failure', 'stream_bounds', 'offsets_at',
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'prune_history', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
-                'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys',
+                'take_over', 'keep_alive', 'heartbeat', 'due_work', 'paused_keys_held', 'missing_keys',
                 'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in', 'erase_waiting', 'erase_archived', 'forget_erased',
                 'enqueue_dependents', 'check_dependencies', 'check_cycles', 'add_dependencies', 'why_waiting', 'resolve_workflows', 'next_unfinished', 'signal', 'resume_time', 'stop_gathered',
                 'note_rates', 'rates_of', 'type_rates',
@@ -78,7 +82,7 @@ as $$
         (
             'walk',
             array['enable_bitmapscan=off', 'enable_seqscan=off'],
-            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'top', 'first_placed', 'first_deferred', 'lake_lags', 'recent_failures', 'failure_groups', 'search_waiting', 'search_finished']
+            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs', 'last_finished', 'first_placed', 'first_deferred', 'lake_lags', 'recent_failures', 'failure_groups', 'search_waiting', 'search_finished']
         ),
         (
             'joined_walk',
@@ -98,7 +102,7 @@ as $$
             array['enable_sort=off'],
             array[
                 'jobs_that_fit', 'claim', 'promote', 'has_ready', 'claim_keys', 'insert_staged', 'begin_partitions',
-                'commit_offsets', 'insert_copies', 'top', 'first_placed', 'first_deferred'
+                'commit_offsets', 'insert_copies', 'last_finished', 'first_placed', 'first_deferred'
             ]
         ),
         (
@@ -120,11 +124,6 @@ as $$
             'custom',
             array['plan_cache_mode=force_custom_plan'],
             array['preview_operation', 'recent_failures', 'failure_groups', 'history_of', 'list_jobs', 'page_of_jobs', 'group_list', 'workflow_runs']
-        ),
-        (
-            'no_jit',
-            array['jit=off'],
-            array['claim_keys']
         )
 $$;
 comment on function penstock.planner_profiles() is
@@ -151,6 +150,13 @@ begin
     loop
         execute change.command;
     end loop;
+    for change in
+        select format('alter function %s set jit to off', pg_proc.oid::regprocedure) as command
+        from pg_proc
+        where pg_proc.pronamespace = 'penstock'::regnamespace and pg_proc.proconfig is not null
+    loop
+        execute change.command;
+    end loop;
 end
 $$;
-comment on function penstock.set_planner_profiles() is 'Part of a migration: gives the functions their planner profiles.';
+comment on function penstock.set_planner_profiles() is 'Part of a migration: gives the functions their planner profiles, and lets none of them have its plans compiled.';

@@ -193,10 +193,20 @@ begin
     perform penstock.ensure_archive(moment);
     perform penstock.ensure_archive(moment + interval '1 day');
     perform penstock.forget_listeners();
-    perform penstock.fold_finished(null);
+    perform penstock.forget_producers(moment);
+    if (select true from penstock.finished_jobs order by finished_jobs.id limit 1) then
+        perform penstock.fold_finished(null);
+    end if;
     perform penstock.end_unique_periods(moment);
     perform penstock.end_dropped_types(moment);
-    delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
+    delete from penstock.place_waiters
+    where ctid = any (array(
+        select waiter.ctid
+        from penstock.place_waiters as waiter
+        where waiter.since < clock_timestamp() - interval '10 minutes'
+        order by waiter.name, waiter.worker
+        for update skip locked
+    ));
     -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
     update penstock.workers
     set suspected_at = moment
@@ -204,6 +214,7 @@ begin
         select id
         from penstock.workers
         where state <> 'dead' and penstock.is_to_be_suspected(seen_at, dead_after, suspected_at, moment)
+        order by id
         for update skip locked
     ));
     with gone as (
@@ -213,6 +224,7 @@ begin
             select id
             from penstock.workers
             where state = 'dead' or penstock.is_dead(seen_at, dead_after, suspected_at, moment)
+            order by id
             for update skip locked
         ))
         returning id

@@ -105,7 +105,8 @@ as $$
 begin
     perform penstock.make_archive_partition(penstock.archive_partition(class.keep, class.days, p_moment), class.keep, class.days)
     from penstock.retention_classes as class
-    where class.in_use and to_regclass('penstock.' || penstock.archive_partition(class.keep, class.days, p_moment)) is null;
+    where class.in_use and to_regclass('penstock.' || penstock.archive_partition(class.keep, class.days, p_moment)) is null
+    order by class.keep;
 end
 $$;
 comment on function penstock.ensure_archive(timestamptz) is

@@ -101,6 +101,22 @@ $$;
 comment on function penstock.first_deferred(text[], integer) is
     'Part of top: at most so many (p_most) of the jobs that have no place in the order, since they wait for their time, of these types (null: of all), by the index.';
 
+create or replace function penstock.last_finished(p_most integer)
+returns table (name text, key text, finished_at timestamptz)
+language plpgsql
+stable
+set search_path = penstock, pg_temp
+as $$
+begin
+    return query
+    select job.name, job.key, job.finished_at
+    from penstock.archived_jobs as job
+    order by job.xid desc
+    limit p_most;
+end
+$$;
+comment on function penstock.last_finished(integer) is 'Part of top: the last so many (p_most) jobs that were archived, by the index.';
+
 -- Long, since its one statement joins the jobs that wait and those that finished, and counts both in the same way.
 create or replace function penstock.top(
     p_by text,
@@ -189,12 +205,7 @@ begin
     ),
     ended as (
         select latest.name, case when p_by = 'keys' then latest.key end as key, count(*) as finished
-        from (
-            select job.name, job.key, job.finished_at
-            from penstock.archived_jobs as job
-            order by job.xid desc
-            limit 10000
-        ) as latest
+        from penstock.last_finished(10000) as latest
         where (p_by = 'types' or latest.key is not null)
             and (p_names is null or latest.name = any (p_names))
             and latest.finished_at > penstock.clock() - interval '1 hour'

@@ -7,17 +7,50 @@
 create or replace function penstock.streams_to_maintain()
 returns setof text
 language plpgsql
+stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    moment constant timestamptz := penstock.clock();
 begin
-    perform penstock.forget_listeners();
-    delete from penstock.stream_producers where seen_at < penstock.clock() - interval '30 days';
-    return query select name from penstock.streams order by id;
+    -- Sizes of files and times alone: to count events costs a look into each partition, which is left to maintain_stream.
+    return query
+    select stream.name
+    from penstock.streams as stream
+    cross join lateral (
+        select
+            count(*) filter (where segment.closed_at is null) as open,
+            min(segment.opened_at) filter (where segment.closed_at is null) as opened_at,
+            min(segment.closed_at) as closed_at,
+            bool_or(segment.closed_at is not null and (segment.compacted_at is null or segment.compacted_at < moment - interval '1 day')) as uncompacted,
+            coalesce(sum(pg_relation_size(segment.relation)) filter (where segment.closed_at is null), 0) > 0 as has_events,
+            sum(pg_total_relation_size(segment.relation)) filter (where segment.closed_at is null) as open_size,
+            case when stream.keep_bytes is not null then sum(pg_total_relation_size(segment.relation)) end as size
+        from (
+            select each.*, to_regclass(format('penstock.%I', each.table_name)) as relation
+            from penstock.segments as each
+            where each.stream = stream.id
+            order by each.id
+            offset 0
+        ) as segment
+    ) as segments
+    where segments.open > 1
+        or segments.open_size >= least(stream.segment_bytes, stream.keep_bytes / 10)
+        or segments.has_events and (
+            stream.segment_events is not null
+            or stream.keep_events is not null
+            or segments.opened_at <= moment - coalesce(stream.segment_age, least(stream.keep_age / 10, interval '1 day'))
+        )
+        or segments.closed_at is not null and (
+            stream.keep_events is not null or segments.size >= stream.keep_bytes or segments.closed_at <= moment - stream.keep_age
+        )
+        or stream.compact and segments.uncompacted
+    order by stream.id;
 end
 $$;
 comment on function penstock.streams_to_maintain() is
-    'Forgets readers and producers that were not seen for long. Returns the streams, each to be given to maintain_stream, and to compact_stream when maintain_stream asks for it; drop_retired comes last.';
+    'The streams in which a segment may have to be begun, retired or compacted, each to be given to maintain_stream, and to compact_stream when maintain_stream asks for it; drop_retired comes last. What is counted in events may be due at any time.';
 
 create or replace function penstock.try_to_maintain(p_stream integer)
 returns boolean

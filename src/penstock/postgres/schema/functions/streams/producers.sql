@@ -102,3 +102,18 @@ as $$
 $$;
 comment on function penstock.last_sequence(text, text) is
     'Number of the last batch that a producer of the caller''s role appended; 0: none, or it was not seen for 30 days.';
+
+create or replace function penstock.forget_producers(p_moment timestamptz)
+returns void
+language sql
+as $$
+    delete from penstock.stream_producers
+    where ctid = any (array(
+        select old.ctid
+        from penstock.stream_producers as old
+        where old.seen_at < p_moment - interval '30 days'
+        order by old.stream, old.producer, old.role, old.user_name
+        for update skip locked
+    ))
+$$;
+comment on function penstock.forget_producers(timestamptz) is 'Part of recover: removes producers that have not appended for 30 days.';

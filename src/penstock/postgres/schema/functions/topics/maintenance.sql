@@ -111,7 +111,7 @@ begin
     end loop;
     perform penstock.ensure_archive(moment);
     -- Deferred jobs have no index by name: one look for all queues.
-    if exists (select from penstock.ended_queues where look_at <= moment) then
+    if (select true from penstock.ended_queues where look_at <= moment order by look_at limit 1) then
         deferred := array(select distinct job.name from penstock.queued_jobs as job where job.seq is null);
     end if;
     for due in

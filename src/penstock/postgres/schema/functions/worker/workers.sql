@@ -61,7 +61,8 @@ begin
     from penstock.leases as held
     left join lateral unnest(held.cancelled) as asked (job) on true
     where held.worker = p_id;
-    select count(*) into workers from penstock.workers where state <> 'dead';
+    select count(*) into workers
+    from (select from penstock.workers as other where other.state <> 'dead' order by other.id offset 0) as alive;
 end
 $$;
 comment on function penstock.heartbeat(text, integer, text) is
