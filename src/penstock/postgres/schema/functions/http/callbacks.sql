@@ -118,7 +118,11 @@ begin
             array_agg(
                 extract(epoch from lease.started_at - greatest(penstock.shown_time(job.run_after), job.created_at)) order by given.place
             ),
-            array_agg(extract(epoch from greatest(moment - lease.started_at, interval '0')) order by given.place)
+            -- Without a claim there is no duration, which greatest() would make zero.
+            array_agg(
+                extract(epoch from case when lease.started_at is not null then greatest(moment - lease.started_at, interval '0') end)
+                order by given.place
+            )
         into places, ids, leases, attempts, outcomes, details, waits, runs
         from unnest(good) as given (place)
         join penstock.queued_jobs as job on job.id = p_ids[given.place]

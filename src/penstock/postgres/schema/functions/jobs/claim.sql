@@ -129,7 +129,7 @@ begin
     if p_most is not null then
         perform penstock.check_lists(array[array_dims(p_names), array_dims(p_most)]);
         if cardinality(p_most) <> cardinality(p_names) or 0 > any (p_most) then
-            raise exception 'the most jobs of each type are % numbers for % types', cardinality(p_most), cardinality(p_names)
+            raise exception 'p_names and p_most differ in length (% and %), or a number is negative', cardinality(p_names), cardinality(p_most)
                 using errcode = 'PS400', hint = 'Give a number that is not negative, or null, for each name.';
         end if;
     end if;
