@@ -136,8 +136,8 @@ async def test_a_user_with_the_name_of_the_token_gets_the_rights_of_neither(url:
         assert await sessions.use_link(link) is None, "there are users now"
 
 
-async def test_a_session_without_a_proof_lets_in_nobody_whom_the_server_can_check(url: str) -> None:
-    """As whoever may call the SQL functions of a server could make it."""
+async def test_a_session_without_a_proof_lets_in_no_user_whom_the_server_can_check(url: str) -> None:
+    """As a role with the SQL functions of a server could make it."""
     async with Penstock(url) as app:
         database = await app.database()
         await add_user(database, "ann", "read", hash_secret("ann-password-1"), None)

@@ -181,7 +181,7 @@ async def test_ten_thousand_connections_cost_one_look_and_none_when_they_are_clo
     await access.close()
 
 
-async def test_the_user_of_the_servers_token_stays_whoever_has_its_name(counting: Counting) -> None:
+async def test_the_user_of_the_servers_token_stays_whichever_user_has_its_name(counting: Counting) -> None:
     one = OneUser("admin", "token-of-the-server", counting)
     principal = await one.authorize(Credentials("admin", "token-of-the-server"))
     counting.users["admin"] = Principal("admin", Role.READ, None, b"of another")

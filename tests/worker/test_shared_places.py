@@ -69,7 +69,7 @@ async def test_beside_a_thousand_long_jobs_another_type_starts_without_any_of_th
         receipt = await app.enqueue("other")
         async with running_worker(app):
             assert await asyncio.wait_for(others.get(), 60) == receipt.id
-            # And the long ones have all places that nobody else needs.
+            # And the long ones have all places that no other type needs.
             await eventually(lambda: len(long.running) == 5, "all places")
             assert long.ended == 0
             long.release(2_000)

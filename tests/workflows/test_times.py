@@ -43,18 +43,18 @@ async def test_a_job_that_is_released_during_a_claim_starts_after_the_end_of_its
     await transaction.start()
     # The claim has looked at the clock when it comes to this table.
     await sql.execute("lock table penstock.large_payloads in access exclusive mode")
-    claimer = await (await app.database()).connect()
+    fetching = await (await app.database()).connect()
     try:
-        claiming = asyncio.ensure_future(claimer.fetch("select id from penstock.claim('two', '{step}', 10)"))
+        claiming = asyncio.ensure_future(fetching.fetch("select id from penstock.claim('two', '{step}', 10)"))
         blocked = "select cardinality(pg_blocking_pids($1)) > 0"
-        await eventually(lambda: other.fetchval(blocked, claimer.get_server_pid()), "a claim that waits")
+        await eventually(lambda: other.fetchval(blocked, fetching.get_server_pid()), "a claim that waits")
         await other.fetch(SETTLE, *running, "succeeded")
         await resolve(other)
         await transaction.commit()
         claimed = await claiming
         assert behind.id in [row["id"] for row in claimed]
     finally:
-        await claimer.close()
+        await fetching.close()
     found, ended = await app.find(behind.id), await app.find(first)
     assert found.started_at is not None
     assert ended.finished_at is not None

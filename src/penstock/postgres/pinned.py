@@ -3,7 +3,7 @@
 Roles, databases and servers have defaults that change what a statement does: an isolation level at which a claim cannot work, a
 time limit that ends a migration, a schema before `pg_catalog`, another text of a time. A direct connection asks for its settings
 when it starts, which costs nothing. A pooler such as PgBouncer refuses parameters that it does not know at the start of a
-connection, and gives what is set later to whoever has the connection next. Through one, each transaction sets them for itself,
+connection, and gives what is set later to the next user of the connection. Through one, each transaction sets them for itself,
 with the statement that begins it.
 
 What cannot be set is refused when a program starts, see `penstock.postgres.suitability`.

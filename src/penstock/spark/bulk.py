@@ -150,7 +150,7 @@ def replayed(history: DataFrame, salt: str) -> DataFrame:
 def replay(history: DataFrame, url: str, run: str) -> int:
     """Replay jobs of a lake, each once for each name of a run and role. Returns their number."""
     with Blocking(url) as database:
-        # Nobody else can find the ids out, and enqueue other jobs under them.
+        # No other role can find the ids out, and enqueue other jobs under them.
         [salt] = database.run(own_ids(database.database, "bulk replay", [run]))
     frame = replayed(history, str(salt))
     count = frame.count()

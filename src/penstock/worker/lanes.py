@@ -205,7 +205,7 @@ class Lane(Generic[J]):
                 dealt.append((share, min(part, free)))
                 free -= min(part, free)
             else:
-                # Nobody behind it gets the place that it is to have.
+                # No type behind it gets the place that it is to have.
                 free -= 1
         return dealt
 

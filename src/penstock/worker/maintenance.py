@@ -4,7 +4,7 @@ All workers of a process on one database share one maintenance, see `of`. A proc
 and seldom when there are many, so that the database receives about the same number of these calls whatever their number.
 
 Almost always there is nothing to do. So one statement a second promotes due jobs and asks what else is due (`due_work`), and what
-it names is done at once. What nobody waits for it does not name: a round of everything, twice a minute, does that.
+it names is done at once. It does not name what no process waits for: a round of everything, twice a minute, does that.
 
 Pauses after work follow from what was done, not from the time that it took: a statement that waited for a processor, or for
 another transaction, cost the database nothing.

@@ -110,7 +110,7 @@ def test_each_broken_history_is_rejected(planned: Any, archived: Any, started: A
     assert check_workflows(planned, archived, started, waiting) == found
 
 
-def test_a_cancellation_that_was_asked_for_is_none_by_nobody() -> None:
+def test_a_cancellation_that_was_asked_for_is_accepted() -> None:
     ended = [GOOD, Archived("b", "cancelled", None, None, 3.0)]
     assert check_workflows([A, B], ended, BOTH[:1], cancelled=["b"]) == []
     assert check_groups([WHOLE], [replace(ended[1], id="a"), LATER], BOTH[1:], cancelled=["a"]) == []

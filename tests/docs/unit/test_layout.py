@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).parents[2]
 SOURCES = TESTS.parent / "src" / "penstock"
 # Folders of tests that are about no folder of the package.
-OTHERS = {"benchmarks", "browser", "chaos", "checker", "docs", "encryption", "gearman"}
+OTHERS = {"hostile", "benchmarks", "browser", "chaos", "checker", "docs", "encryption", "gearman"}
 # Uses of what is private to the package, each with its reason.
 PRIVATE = {
     ("chaos/broken_worker.py", "_watch_fence"): "removes this guarantee from a running worker",

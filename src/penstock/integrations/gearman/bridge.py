@@ -262,7 +262,7 @@ class Bridge:
         """Make a call with the id of the Penstock job or message for a Gearman job.
 
         If possible the same when gearmand gives the job to another bridge after a crash: bridges of one role have the same ids,
-        which nobody else can find out.
+        which no other role can find out.
 
         gearmand uses a handle again after a restart, but not the unique key, a UUID, that libgearman makes for each job.
         """

@@ -167,7 +167,7 @@ class PartitionState(Generic[T]):
                 else:
                     await self._changed.wait()
             except asyncio.CancelledError:
-                # Whoever takes next gets them.
+                # The next request gets them.
                 self.put_back(events)
                 raise
         self.put_back(events)

@@ -4,7 +4,7 @@
 -- each role, and a migration repeats all grants from there.
 --
 -- Ids that Penstock derives (functions/core/derived_ids.sql) follow from a secret, which the migration makes and no role reads, so that
--- nobody can take such an id before the job that is to have it is there. The secret is a row like any other, and goes with dumps and
+-- no role can take such an id before the job that is to have it is there. The secret is a row like any other, and goes with dumps and
 -- restores. A further row is a new secret: what was begun before keeps the ids that follow from the old one.
 --
 -- A process that does maintenance which only one may do at a time locks the row of that work in maintenance. Advisory locks would not

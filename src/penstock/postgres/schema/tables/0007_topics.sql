@@ -18,7 +18,7 @@
 --
 -- * The ids of the copies of a message are one range of the primary key: the time of the publish, 26 random bits, and in the last 48 bits
 --   the number of the subscription, or for a copy that is made later a derived number (late_copy_ids). So all copies of a message are
---   found, queued or archived, without an index of their own. They begin at topic_messages.first_copy. Nobody can guess that before the
+--   found, queued or archived, without an index of their own. They begin at topic_messages.first_copy. No role can guess that before the
 --   publish, and a publish that meets another job there takes another range. What lies in the range is a copy only when its row has the
 --   number of the message, which no caller can give a job.
 -- * No index of queued_jobs holds the number of the message: a claim stays a HOT update.

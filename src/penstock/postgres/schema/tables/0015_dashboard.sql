@@ -49,7 +49,7 @@ comment on table penstock.changes is 'The audit: what users changed through the 
 comment on column penstock.changes.id is 'Number of the change, in the order in which they began.';
 comment on column penstock.changes.at is 'When it began.';
 comment on column penstock.changes.user_name is 'The user of the HTTP API, as the server says.';
-comment on column penstock.changes.database_role is 'The role under which the server, or whoever wrote the row, was logged in to the database: this is proven.';
+comment on column penstock.changes.database_role is 'The role that was logged in to the database when the row was written, such as that of the server: this is proven.';
 comment on column penstock.changes.action is 'What was done, such as replay or pause.';
 comment on column penstock.changes.filter is 'To what: the job, the type, or the conditions of an operation. No payload is in it.';
 comment on column penstock.changes.ended_at is 'When it was made or refused; null: that is not known.';

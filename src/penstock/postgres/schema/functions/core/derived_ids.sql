@@ -1,6 +1,6 @@
 -- Derived ids: ids that a second try of the same thing has to find again, such as that of the run of a schedule for one of its times.
 --
--- Such an id is the hash of what it is for, under a secret of the database (penstock.id_secrets). So nobody can enqueue a job under the
+-- Such an id is the hash of what it is for, under a secret of the database (penstock.id_secrets). So no role can enqueue a job under the
 -- id before the job for which it is meant is there: neither stop that job, nor give its result. docs/decisions/0034-derived-ids.md lists all
 -- derived ids. derived_ids is for the functions of the owner alone. What a role may ask for is bound to what is its own: to the lease that it
 -- holds (child_ids), or to its name (own_ids).

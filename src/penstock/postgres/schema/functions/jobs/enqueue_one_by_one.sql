@@ -45,7 +45,7 @@ begin
         while outcome is null loop
             id := p_ids[ordinal];
             tries := tries + 1;
-            -- The share lock holds off its release until the caller commits: what runs then sees what the caller wrote. Nobody holds off
+            -- The share lock holds off its release until the caller commits: what runs then sees what the caller wrote. No call holds off
             -- jobs of other types.
             perform from penstock.waiting_jobs as job where job.id = p_ids[ordinal] and job.name = p_name for share;
             if found then

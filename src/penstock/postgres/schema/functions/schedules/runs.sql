@@ -78,7 +78,7 @@ begin
         p_name, array[jsonb_build_object('at', p_run_at)], array[run], case when p_key is not null then array[p_key] end
     );
     if found and not penstock.is_run_of(run, p_name, p_run_at) then
-        -- Whoever took the id, the schedule goes on.
+        -- The schedule goes on, whichever job took the id.
         raise warning 'the id % of the run of schedule % for % belongs to another job: it runs under another id', run, p_name, p_run_at;
         run := penstock.enqueue(p_name, jsonb_build_object('at', p_run_at), p_key => p_key);
     end if;

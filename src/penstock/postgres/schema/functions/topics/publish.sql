@@ -8,7 +8,7 @@ as $$
     -- From the server's strong random numbers; random() can be predicted.
     select ('x' || left(gen_random_uuid()::text, 8))::bit(32)::bigint
 $$;
-comment on function penstock.random_number() is 'Part of publish and publish_many: 32 bits that nobody can guess.';
+comment on function penstock.random_number() is 'Part of publish and publish_many: 32 bits that no caller can guess.';
 
 create or replace function penstock.first_copy_id(p_published_at timestamptz, p_number bigint)
 returns uuid
@@ -27,7 +27,7 @@ begin
 end
 $$;
 comment on function penstock.first_copy_id(timestamptz, bigint) is
-    'Where the ids of the copies of a message begin; they end 2^48 later. p_number: a random one, so that nobody can take these ids before the copies are there; topic_messages.first_copy keeps what became of it.';
+    'Where the ids of the copies of a message begin; they end 2^48 later. p_number: a random one, so that no role can take these ids before the copies are there; topic_messages.first_copy keeps what became of it.';
 
 create or replace function penstock.copy_id(p_first uuid, p_subscription bigint)
 returns uuid
@@ -187,7 +187,7 @@ begin
             select from penstock.queued_jobs as other
             where other.id between p_first and penstock.last_copy_id(p_first) and other.message is distinct from p_number
         ) then
-            -- Somebody else's job lies among the ids: the caller takes others.
+            -- Another role's job lies among the ids: the caller takes others.
             raise unique_violation;
         end if;
         copies := (select count(*) from penstock.queued_jobs where id between p_first and penstock.last_copy_id(p_first));
@@ -301,7 +301,7 @@ begin
             exit;
         exception
             when unique_violation then
-                -- Another message of this millisecond, or somebody else's job, has one of these ids.
+                -- Another message of this millisecond, or another role's job, has one of these ids.
                 tries := tries + 1;
                 if tries >= 10 then
                     raise;

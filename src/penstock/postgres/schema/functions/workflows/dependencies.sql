@@ -343,7 +343,7 @@ begin
         where job.name = p_name
         for share of job;
         return query
-        -- Without the lock: nobody holds off jobs of other types.
+        -- Without the lock: no call holds off jobs of other types.
         select place, p_ids[place], 'taken'
         from unnest(open) as place
         join penstock.waiting_jobs as job on job.id = p_ids[place]
