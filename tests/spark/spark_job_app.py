@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from psutil import Process
+
 from penstock import Backoff, Depends, Job, Penstock
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ def source() -> str:
     return "from a dependency"
 
 
+def stand_in() -> str:
+    """What a test puts in place of the dependency."""
+    return "from a test"
+
+
 @app.spark_job("copy", master="local[2]", config=FAST, max_attempts=2, backoff=SOON, keep_result=True)
 def copy(spark: SparkSession, job: Job, rows: int, made: Annotated[str, Depends(source)]) -> dict[str, Any]:
     """Enqueue a job for each row; the first attempt fails after that."""
@@ -51,12 +58,21 @@ def copy_through(spark: SparkSession, job: Job, rows: int, url: str) -> dict[str
     if job.attempt == 1:
         raise ValueError("after the write")
     names = ("spark.penstock.submitted", "spark.task.maxFailures", "spark.sql.shuffle.partitions")
-    return {"session": type(spark).__module__, "settings": [spark.conf.get(name, None) for name in names]}
+    shown = [word for process in (Process(), *Process().parents()) for word in process.cmdline()]
+    return {
+        "session": type(spark).__module__,
+        "settings": [spark.conf.get(name, None) for name in names],
+        "password": spark.conf.get("spark.penstock.password", None),
+        "shown": any("s3cret" in word or "submitted=yes" in word for word in shown),
+    }
 
 
 SUBMITTED = ["--master", "local[2]", "--driver-memory", "600m", "--conf", "spark.penstock.submitted=yes"]
 # A setting that a session which has begun does not take, and one that it does.
-SETTINGS = {"spark.task.maxFailures": "7", "spark.sql.shuffle.partitions": "3", "spark.ui.enabled": "false"}
+SETTINGS = {
+    "spark.task.maxFailures": "7", "spark.sql.shuffle.partitions": "3", "spark.ui.enabled": "false",
+    "spark.penstock.password": " s3cret = a:b\\c#d! ",
+}  # fmt: skip
 submitted = app.spark_job("submitted", submit=SUBMITTED, config=SETTINGS, max_attempts=2, backoff=SOON, keep_result=True)(
     copy_through
 )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.command_line import penstock
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -224,11 +226,11 @@ def test_each_way_that_the_refusal_advises_works(spark: SparkSession, url: str, 
     run("four")
     assert Counter(jobs(ask)) == Counter([*range(10), *range(20), *range(20)])
     ask("delete from penstock.queued_jobs where (data ->> 'n')::integer < 10")
-    # Taking over, with what the refusal says, word for word: what the other one had not written.
-    offsets = re.search(r"startingOffsets (\{.*\})\), and then: (select penstock.forget_writer\([^)]*\))", str(refused.value))
-    assert offsets, str(refused.value)
-    ask(offsets[2])
-    run("five", offsets[1], writer="copies")
+    # Taking over, with the command that the refusal names: what the other one had not written.
+    command = re.search(r"penstock (streams writers takeover) '(copies)'", str(refused.value))
+    assert command, str(refused.value)
+    taken = penstock(url, *command[1].split(), command[2])
+    run("five", taken.stdout.splitlines()[-1], writer="copies")
     assert Counter(jobs(ask)) == Counter([*range(10, 20), *range(10, 20), *range(10, 20)])
     with pytest.raises(Exception, match="copies is written to job t by the query"):
         run("one", writer="copies")

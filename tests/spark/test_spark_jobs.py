@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from penstock import Conflict, InvalidInput, Job, Penstock
-from penstock.errors import MissingExtra
+from penstock.errors import JobFailed, MissingExtra
 from penstock.jobs.spark_attempt import FENCE, SparkAttempt
 from penstock.testing import running_worker
 from tests.waiting import eventually
@@ -62,6 +62,36 @@ async def test_a_spark_job_is_tracked_and_what_a_retry_writes_counts_once(jobs: 
     assert sorted(int(row["n"]) for row in queued) == list(range(30))
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+async def test_what_a_test_puts_in_place_of_a_dependency_reaches_the_driver(jobs: Penstock) -> None:
+    from tests.spark.spark_job_app import source, stand_in
+
+    jobs.dependency_overrides[source] = stand_in
+    try:
+        async with jobs, running_worker(jobs, "copy"):
+            copied = await jobs.enqueue("copy", {"rows": 1})
+            await jobs.wait(copied.id, timeout=LONG)
+            record = await jobs.find(copied.id)
+        assert [line.line for line in record.log] == [f"attempt {n} from a test" for n in (1, 2)]
+    finally:
+        jobs.dependency_overrides.clear()
+
+
+@pytest.mark.no_jvm
+async def test_a_stand_in_that_a_driver_cannot_import_fails_the_job_in_words(jobs: Penstock) -> None:
+    from tests.spark.spark_job_app import source
+
+    jobs.dependency_overrides[source] = lambda: "nowhere"
+    try:
+        async with jobs, running_worker(jobs, "copy"):
+            copied = await jobs.enqueue("copy", {"rows": 1})
+            with pytest.raises(JobFailed, match="cannot run in a process, which imports it by its name"):
+                await jobs.wait(copied.id, timeout=LONG)
+    finally:
+        jobs.dependency_overrides.clear()
+
+
 async def copied_through(jobs: Penstock, name: str, url: str, ask: Ask) -> dict[str, Any]:
     """Run a job that writes, fails and is retried. Returns its result, when what it wrote counts once."""
     async with jobs, running_worker(jobs, name):
@@ -79,7 +109,11 @@ async def copied_through(jobs: Penstock, name: str, url: str, ask: Ask) -> dict[
 @pytest.mark.timeout(400)
 async def test_a_job_is_started_by_spark_submit(jobs: Penstock, url: str, ask: Ask) -> None:
     result = await copied_through(jobs, "submitted", url, ask)
-    assert result == {"session": "pyspark.sql.session", "settings": ["yes", "7", "3"]}
+    assert result == {
+        "session": "pyspark.sql.session", "settings": ["yes", "7", "3"],
+        # Other users of the machine see command lines.
+        "password": "s3cret = a:b\\c#d!", "shown": False,
+    }  # fmt: skip
 
 
 @pytest.mark.soak

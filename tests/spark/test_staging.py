@@ -102,8 +102,11 @@ def test_a_name_belongs_to_the_query_that_wrote_under_it(url: str, ask: Ask) -> 
     for query, epoch in (("two", 0), ("two", 9), (None, 9)):
         with pytest.raises(Conflict, match="nightly is written to job t by the query one, up to batch 4") as refused:
             write(query, epoch)
-        # What the user can do, and where the other one ended.
-        assert all(word in str(refused.value.hint) for word in ("checkpoint", "another name", '"0": 4', "forget_writer"))
+        # What the user can do.
+        assert all(
+            word in str(refused.value.hint)
+            for word in ("checkpoint", "another name", "penstock streams writers takeover 'nightly'")
+        )
     write("one", 5)
     assert ask("select penstock.forget_writer('nightly', 'job t') as n")[0]["n"] == 1
     write("two", 0)
@@ -139,7 +142,7 @@ def test_each_target_that_a_column_names_has_a_note_of_its_own(url: str, ask: As
     assert {row["name"]: row["n"] for row in found} == {"t": 2, "u": 1, "v": 1}
     ends = {name: ask("select sum(next_offset) as n from penstock.stream_bounds($1)", name)[0]["n"] for name in "ab"}
     assert ends == {"a": 1, "b": 2}
-    notes = {row["target"]: row["jobs"] for row in ask("select target, jobs from penstock.sink_epochs")}
+    notes = {row["target"]: row["jobs"] for row in ask("select target, jobs from penstock.sink_epochs where target like '% %'")}
     assert notes == {"job t": 2, "job u": 1, "job v": 1, "stream a": 1, "stream b": 2}
     assert [ask(f"select count(*) as n from penstock.staged_{what}")[0]["n"] for what in ("jobs", "events")] == [0, 0]
 

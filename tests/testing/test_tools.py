@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import asyncpg
 import pytest
 
-from penstock import Depends, Event, InvalidInput, Job, Penstock, Retry, Status, Tick
+from penstock import Depends, Event, InvalidInput, Job, NotFound, Penstock, Retry, Status, Tick
 from penstock.testing import (
     TemporaryDatabases,
     advance,
@@ -264,3 +264,15 @@ async def test_databases_are_made_after_all_connections_were_ended(databases: Te
                 connection = await asyncpg.connect(url)
                 assert await connection.fetchval("select count(*) from penstock.jobs") == 0
                 await connection.close()
+
+
+async def test_the_name_of_no_job_type_is_no_proof_that_nothing_was_enqueued(app: Penstock) -> None:
+    @app.job
+    async def resize(path: str) -> None: ...
+
+    await app.open()
+    await assert_not_enqueued(app, "resize")
+    for call in (assert_not_enqueued(app, "risize"), assert_enqueued(app, "risize"), enqueued(app, "risize")):
+        with pytest.raises(NotFound, match="no such job type: risize") as refused:
+            await call
+        assert "resize" in str(refused.value.hint)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import orjson
 import typer
 
+from penstock.cli import writers
 from penstock.cli.backend import BackendStream, with_backend, with_stream
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, say
@@ -19,6 +20,7 @@ from penstock.streams.group_models import Lag, held_back
 from penstock.streams.models import Event, NewEvent, Start
 
 app = typer.Typer(help="Streams: create, append, tail, and consumer groups.", no_args_is_help=True)
+app.add_typer(writers.app, name="writers")
 Name = Annotated[str, typer.Argument(help="Stream.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
 Partition = Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only this partition; may be repeated.")]

@@ -210,6 +210,11 @@ class SealedCodec(Codec[T]):
         self.owner = owned_by(kind, name)
         self._what = f"{kind} {name}"
 
+    @property
+    def takes_none(self) -> bool:
+        """See `Codec`."""
+        return self.plain.takes_none
+
     def dump(self, value: T) -> str:
         """The envelope of a payload. Raises `InvalidInput` as the codec does, and when the application has no key."""
         text = self.plain.dump(value)

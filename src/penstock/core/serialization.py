@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -59,6 +60,18 @@ class Codec(Generic[T]):
             return None if self._adapter is None else self._adapter.json_schema()
         except PydanticUserError:
             return None
+
+    @cached_property
+    def takes_none(self) -> bool:
+        """Whether None is a payload of the type, as of `int | None`. With any JSON, None says that there is no payload."""
+        try:
+            return self._adapter is not None and self._adapter.validate_python(None) is None
+        except Exception:  # as a validator of the user's may raise it
+            return False
+
+    def or_empty(self, value: T | None) -> Any:
+        """A payload as it is sent: None is itself where the type has it, and otherwise an empty object."""
+        return {} if value is None and not self.takes_none else value
 
     def dump(self, value: T) -> str:
         """The JSON text of a payload. Raises `InvalidInput` when the payload does not match the type or is not JSON."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,13 @@ class Lake:
             import pyarrow.fs
 
             files, root = pyarrow.fs.FileSystem.from_uri(self.uri)
-            files.create_dir(root, recursive=True)
+            if isinstance(files, pyarrow.fs.LocalFileSystem):
+                # It has ids, keys and errors: others read it when its owner opens the folder to them.
+                Path(root).parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    Path(root).mkdir(mode=0o700)
+            else:
+                files.create_dir(root, recursive=True)
             self._opened = files, root.rstrip("/")
         return self._opened
 

@@ -41,7 +41,7 @@ class JobAdministration(JobDeclarations):
 
         Args:
             type: Job type, or its name.
-            data: Payload; None: an empty object.
+            data: Payload; None: an empty object, unless the type of the payload has None.
             connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
             options: Fields of `NewJob`: `id`, `key`, `priority`, `run_after`, `expires_at`, `unique`, ...
@@ -54,8 +54,9 @@ class JobAdministration(JobDeclarations):
             NotFound: The job type does not exist.
             DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
         """
-        payload: Any = {} if data is None else data
-        new = new_job(_name_of(type), payload, options)
+        name = _name_of(type)
+        payload: Any = ({} if data is None else data) if isinstance(type, str) else type.codec.or_empty(data)
+        new = new_job(name, payload, options)
         return the_only(await self.enqueue_many(type, [new], connection=connection))
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:

@@ -236,7 +236,7 @@ class JobType(Generic[P]):
             args: Arguments by position, as for `enqueue`.
             kwargs: Arguments by name, as for `enqueue`.
         """
-        return NewJob(self.signature.payload_of(self.name, args, kwargs))
+        return NewJob(self.codec.or_empty(self.signature.payload_of(self.name, args, kwargs)))
 
     def child(self, *args: P.args, **kwargs: P.kwargs) -> ChildJob:
         """A job with these arguments, for `Job.gather`.
@@ -297,7 +297,7 @@ class JobCall(Generic[P]):
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these options and arguments, for `enqueue_many`."""
-        return replace(self._new, data=self.type.signature.payload_of(self.type.name, args, kwargs))
+        return replace(self._new, data=self.type.codec.or_empty(self.type.signature.payload_of(self.type.name, args, kwargs)))
 
     def child(self, *args: P.args, **kwargs: P.kwargs) -> ChildJob:
         """A job with these options and arguments, for `Job.gather`."""

@@ -58,7 +58,7 @@ class Signature:
     plan: Plan = field(default_factory=lambda: Plan({}))
 
     def payload_of(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The payload that the arguments of an enqueue give.
+        """The payload that the arguments of an enqueue give; None: they give none, or None.
 
         Raises:
             InvalidInput: They do not fit the handler.
@@ -69,9 +69,9 @@ class Signature:
             except TypeError as error:
                 raise _wrong_arguments(name, str(error), self, kwargs) from None
         if len(args) == 1 and not kwargs:
-            return {} if args[0] is None else args[0]
+            return args[0]
         if not args and not kwargs:
-            return {}
+            return None
         if not args and list(kwargs) == [self.parameter]:
             return kwargs[self.parameter]
         given = f"{len(args)} arguments" if args[1:] else f"an argument {next(iter(kwargs))!r}" if kwargs else "no payload"

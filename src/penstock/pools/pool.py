@@ -153,7 +153,7 @@ class Pool(PoolControl, Generic[T]):
         check_flag("replace", replace)
         if timeout is not None:
             check_span("timeout", timeout, zero=True)
-        text = self._standing_codec.dump({} if data is None else data)
+        text = self._standing_codec.dump(self._standing_codec.or_empty(data))
         return await self._control.start(key, text, replace, timeout)
 
     async def stop(self, key: str) -> bool:
@@ -209,7 +209,7 @@ class Pool(PoolControl, Generic[T]):
 
         Args:
             key: Key of the job.
-            data: Payload; None: an empty object.
+            data: Payload; None: an empty object, unless the type of the payload has None.
             connection: See `Penstock.enqueue`.
             options: Fields of `NewJob`: `id`, `run_after`, `expires_at`, `unique`, ...
         """
@@ -219,7 +219,7 @@ class Pool(PoolControl, Generic[T]):
                 hint="Give the key before the payload: pool.enqueue(key, payload). The handler's enqueue"
                 " takes the key from the payload.",
             )
-        new = new_job(self.name, {} if data is None else data, options, key)
+        new = new_job(self.name, self._type.codec.or_empty(data), options, key)
         return the_only(await self._type.enqueue_many([new], connection=connection))
 
     async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:

@@ -86,7 +86,7 @@ class SyncPool(Generic[T]):
 
         Args:
             key: Key of the job.
-            data: Payload; None: an empty object.
+            data: Payload; None: an empty object, unless the type of the payload has None.
             connection: See `Penstock.enqueue`.
             options: Fields of `NewJob`: `id`, `run_after`, `expires_at`, `unique`, ...
         """

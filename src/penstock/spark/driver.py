@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import re
 import runpy
 import shutil
 import socket
@@ -18,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import reduce
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 log = get_logger("penstock.spark")
 _LOOK_EVERY_S = 0.5
 _MOST_STAGES = 8
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 ORPHANED = 75
 """Exit code of a driver whose worker is gone."""
 
@@ -134,7 +137,8 @@ class DriverControl:
 def main() -> None:
     """Run the job of this process."""
     if (arguments := os.environ.pop(SUBMIT, None)) is not None:
-        _submit(orjson.loads(arguments))
+        given = orjson.loads(arguments)
+        _submit(given["arguments"], given["config"])
     channel = Channel(os.environ.pop(ADDRESS))
     task = channel.receive()
     if task is None:
@@ -160,8 +164,8 @@ def main() -> None:
     os._exit(0)
 
 
-def _submit(arguments: list[str]) -> None:
-    """Become spark-submit, which starts this module."""
+def _submit(arguments: list[str], config: Mapping[str, Any]) -> None:
+    """Become spark-submit, which starts this module. Settings go through a file: other users can read a command line."""
     from penstock.spark.java import find_java
 
     beside = Path(sys.executable).parent / "spark-submit"
@@ -180,7 +184,47 @@ def _submit(arguments: list[str]) -> None:
         "from penstock.spark.driver import main\n\nmain()\n"
     )
     options = ["--driver-java-options", " ".join(java.options)] if java.options else []
-    os.execv(program, [program, *options, *arguments, str(main_file)])  # noqa: S606 - as the application declared it
+    others, settings = settings_of(arguments)
+    # The folder is closed to others, and goes when the driver starts.
+    properties = main_file.with_name("penstock.conf")
+    properties.write_text(settings + "".join(property_line(name, str(value)) for name, value in config.items()), "utf-8")
+    options += ["--properties-file", str(properties), "--load-spark-defaults"]
+    os.execv(program, [program, *options, *others, str(main_file)])  # noqa: S606 - as the application declared it
+
+
+def settings_of(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """Arguments of spark-submit without the settings among them, and the settings as lines of a file.
+
+    Raises:
+        InvalidInput: A setting has no value, or a file of settings cannot be read.
+    """
+    others: list[str] = []
+    of_file, lines = "", ""
+    left = iter(arguments)
+    for argument in left:
+        name, joined, value = argument.partition("=")
+        if name not in ("--conf", "-c", "--properties-file"):
+            others.append(argument)
+            continue
+        value = value if joined else next(left, "")
+        if name == "--properties-file":
+            try:
+                of_file = Path(value).read_text("utf-8")
+            except (OSError, UnicodeError) as error:
+                raise InvalidInput(f"the file of settings {value} cannot be read: {type(error).__name__}") from None
+            continue
+        setting, given, text = value.partition("=")
+        if not given:
+            raise InvalidInput(f"{name} {setting} of spark-submit has no value", hint="Write --conf NAME=VALUE.")
+        lines += property_line(setting.strip(), text.strip())
+    # Of a name that is there twice, the last counts.
+    return others, f"{of_file}\n{lines}" if of_file else lines
+
+
+def property_line(name: str, value: str) -> str:
+    """A line of a file of Java's properties."""
+    escaped = [re.sub(r"[\\\s:=#!]", lambda found: _ESCAPES.get(found[0], f"\\{found[0]}"), text) for text in (name, value)]
+    return f"{escaped[0]}={escaped[1]}\n"
 
 
 def _session(task: dict[str, Any], control: DriverControl) -> SparkSession:
@@ -225,7 +269,9 @@ def _run(task: dict[str, Any], spark: SparkSession, control: DriverControl) -> A
     function: Any = found.function if isinstance(found, JobType) else found
     signature, handler = signature_of_spark_job(function)
     job = job_with(Codec[Any](signature.payload, given["name"]).load(task["data"]))
-    solver = Solver({Job: job}, {spark_session: lambda: spark})
+    # By the worker of this job, a process of the same user.
+    overrides = {} if task["overrides"] is None else pickle.loads(b64decode(task["overrides"]))  # noqa: S301
+    solver = Solver({Job: job}, {spark_session: lambda: spark, **overrides})
     return solver.call_blocking(signature.plan, lambda dependencies: handler(job, **dependencies))
 
 

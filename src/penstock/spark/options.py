@@ -38,7 +38,7 @@ class WriteOptions(ABC):
         url: URL of the database.
         writer: Name under which batches are recorded; None: the name of the query, or a new one for each batch write.
         epoch: Number of a batch write of a named writer. This number and all below are written once.
-        checkpoint: Location of the checkpoint of a streaming query, if Spark passes it.
+        checkpoint: Location of the checkpoint of the streaming query; None: not known. Spark passes it, except in `foreachBatch`.
         of: Attempt of a Spark job to which the write belongs; None: it belongs to none.
     """
 

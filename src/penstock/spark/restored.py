@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from penstock.core.extras import needs
 from penstock.errors import InvalidInput, NotFound
 from penstock.history import lake_queries as lakes
 from penstock.history import queries as history
 from penstock.history.delta import DeltaLog
 from penstock.history.erasing import follow
-from penstock.history.lake import KINDS, Lake, uri_of
+from penstock.history.lake import KINDS, Lake
 from penstock.history.lake_queries import LakeFile, LakeRecord
 from penstock.postgres.database import Database
+from penstock.spark.checkpoints import Checkpoint, Folder
 from penstock.spark.jobs.offsets import RESTORE, Position, check_restored
 from penstock.spark.streams.offsets import STREAMS, Extent, from_json, identities_of, rolled_back
 from penstock.streams import queries as streams
@@ -49,7 +49,7 @@ class CheckpointState:
     query: str | None
     batch: int
     ahead: list[str]
-    ends: dict[str, dict[str, int]]
+    ends: dict[str, dict[str, Any]]
     last_known: int | None
 
 
@@ -78,45 +78,6 @@ class LakeState:
     checkpoint: int | None
 
 
-class _Folder:
-    """A folder on any storage."""
-
-    def __init__(self, uri: str) -> None:
-        with needs("spark", "a look at checkpoints"):
-            import pyarrow.fs
-        self._files, self._root = pyarrow.fs.FileSystem.from_uri(uri)
-
-    def numbers(self, name: str) -> list[int]:
-        """The numbers after which files in a folder below are named, in order."""
-        import pyarrow.fs
-
-        found = self._files.get_file_info(pyarrow.fs.FileSelector(f"{self._root}/{name}", allow_not_found=True))
-        return sorted(int(info.base_name) for info in found if info.base_name.isdigit())
-
-    def text(self, name: str) -> str | None:
-        """The text of a file; None: there is none."""
-        import pyarrow.fs
-
-        if self._files.get_file_info(f"{self._root}/{name}").type is pyarrow.fs.FileType.NotFound:
-            return None
-        with self._files.open_input_stream(f"{self._root}/{name}") as stream:
-            return str(stream.read().decode())
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file."""
-        with self._files.open_output_stream(f"{self._root}/{name}") as stream:
-            stream.write(text.encode())
-
-    def remove(self, name: str) -> None:
-        """Delete a file, and the checksum that Hadoop keeps beside it; one that is gone already is no error."""
-        folder, _, base = name.rpartition("/")
-        for each in (name, f"{folder}/.{base}.crc"):
-            try:
-                self._files.delete_file(f"{self._root}/{each}")
-            except FileNotFoundError:
-                continue
-
-
 async def look_at_checkpoint(database: Database, place: str) -> CheckpointState:
     """What a checkpoint has that the database does not.
 
@@ -127,19 +88,13 @@ async def look_at_checkpoint(database: Database, place: str) -> CheckpointState:
     Raises:
         NotFound: There is no checkpoint.
     """
-    uri = uri_of(place)
-    folder = await asyncio.to_thread(_Folder, uri)
-    numbers = await asyncio.to_thread(folder.numbers, "offsets")
-    metadata = await asyncio.to_thread(folder.text, "metadata")
-    if not numbers and metadata is None:
-        raise NotFound(f"there is no checkpoint at {uri}", hint="Give the folder that the option checkpointLocation names.")
-    query = None if metadata is None else json.loads(metadata.splitlines()[-1]).get("id")
+    checkpoint = await asyncio.to_thread(Checkpoint.of, place)
+    numbers = checkpoint.batches
     ahead: list[str] = []
-    ends: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, Any]] = {}
     if numbers:
-        lines = (await asyncio.to_thread(folder.text, f"offsets/{numbers[-1]}") or "").splitlines()[2:]
-        for line in lines:
-            document = _document(line)
+        for source in await asyncio.to_thread(checkpoint.sources, numbers[-1]) or ():
+            document = source if isinstance(source, dict) else {}
             if STREAMS in document:
                 ahead += await _streams_ahead(database, document, ends)
             elif "seen" in document:
@@ -149,22 +104,14 @@ async def look_at_checkpoint(database: Database, place: str) -> CheckpointState:
                     )
                 except InvalidInput as error:
                     ahead.append(error.message)
-    known = await database.fetchval("select max(epoch) from penstock.sink_epochs where query = $1", query)
-    done = await asyncio.to_thread(folder.numbers, "commits")
+    known = await database.fetchval("select max(epoch) from penstock.sink_epochs where query = $1", checkpoint.query)
+    done = await asyncio.to_thread(checkpoint.folder.numbers, "commits")
     if known is not None and done and done[-1] > known:
         ahead.append(f"the query has written {done[-1] - known} batches after batch {known}, which is the last that is there")
-    return CheckpointState(uri, query, numbers[-1] if numbers else -1, ahead, ends, known)
+    return CheckpointState(checkpoint.uri, checkpoint.query, numbers[-1] if numbers else -1, ahead, ends, known)
 
 
-def _document(line: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-async def _streams_ahead(database: Database, document: Mapping[str, Any], ends: dict[str, dict[str, int]]) -> list[str]:
+async def _streams_ahead(database: Database, document: Mapping[str, Any], ends: dict[str, dict[str, Any]]) -> list[str]:
     offsets, identities = from_json(document), identities_of(document)
     there = {stream.name for stream in await streams.list_streams(database)}
     gone = sorted({stream for stream, _ in offsets} - there)
@@ -172,6 +119,8 @@ async def _streams_ahead(database: Database, document: Mapping[str, Any], ends: 
     for row in await streams.bounds_of(database, sorted({stream for stream, _ in offsets} & there)):
         extents[row.stream, row.partition] = Extent(row.first, row.next, row.compressed, row.identity, row.restored)
         ends.setdefault(row.stream, {})[str(row.partition)] = min([row.next, *row.restored.values()])
+        # With them, streams and partitions that come later are read from their beginning.
+        ends.setdefault(STREAMS, {})[row.stream] = row.identity
     behind = rolled_back(offsets, extents, identities)
     found = list(behind.values())
     found += [
@@ -188,7 +137,7 @@ async def look_at_lake(database: Database, record: LakeRecord) -> LakeState:
     named = {file.path: file for kind in KINDS for file in await lakes.files(database, record.name, kind)}
     there = await asyncio.to_thread(lake.data_files)
     ahead = sorted(path for path in there if path not in named and _batch_of(path) > record.batch)
-    numbers = await asyncio.to_thread(_Folder(lake.checkpoint).numbers, "offsets")
+    numbers = await asyncio.to_thread(Folder(lake.checkpoint).numbers, "offsets")
     jobs = [path for path in ahead if path.startswith("jobs/")]
     ids = await asyncio.to_thread(_ids, lake, jobs) if jobs else {}
     waiting = Counter(
@@ -279,7 +228,7 @@ def _rows(lake: Lake, path: str) -> int:
 
 def _cut_checkpoint(lake: Lake, record: LakeRecord) -> None:
     """Take the batches out of the checkpoint that the database does not know of, so that the pipeline reads them again."""
-    folder = _Folder(lake.checkpoint)
+    folder = Folder(lake.checkpoint)
     offsets = folder.numbers("offsets")
     if offsets and record.batch >= 0 and record.batch not in offsets:
         # Spark keeps the last hundred batches. The position of this one is in the database.

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -97,6 +98,81 @@ def _call(batch: Batch, parts: Sequence[str], named: Mapping[str, Rows], offsets
 async def discard(database: Database, batch: Batch) -> None:
     """Drop the staged rows of a batch."""
     await database.fetch("select penstock.discard_staged($1, $2, $3)", batch.writer, batch.epoch, batch.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What a writer has committed to one of its targets last, see `penstock.sink_epochs`.
+
+    Attributes:
+        writer: Name of the writer.
+        target: What it writes.
+        query: Id of the streaming query; None: batch writes.
+        epoch: Number of the batch.
+        rows: Rows of the batch.
+        committed_at: Time of the commit.
+        offsets: How far the batch had read each source of the query; None: not known.
+        by_column: Whether a column of the rows names the target.
+        handed_over: Whether the next query that writes under the name takes it.
+    """
+
+    writer: str
+    target: str
+    query: str | None
+    epoch: int
+    rows: int
+    committed_at: datetime
+    offsets: list[Any] | None
+    by_column: bool
+    handed_over: bool
+
+
+async def known_writers(database: Database, writer: str | None = None) -> list[Writer]:
+    """The writers of this role by name, or the one of a name: a record for each target."""
+    rows = await database.fetch(
+        "select writer, target, query, epoch, jobs, committed_at, offsets, by_column, handed_over from penstock.sink_epochs"
+        " where role = session_user and (writer = $1 or $1 is null) order by writer, target limit 10000",
+        writer,
+    )
+    return [
+        Writer(
+            writer=row["writer"],
+            target=row["target"],
+            query=row["query"],
+            epoch=row["epoch"],
+            rows=row["jobs"],
+            committed_at=row["committed_at"],
+            offsets=None if row["offsets"] is None else orjson.loads(row["offsets"]),
+            by_column=row["by_column"],
+            handed_over=row["handed_over"],
+        )
+        for row in rows
+    ]
+
+
+async def hand_over(database: Database, writer: str, epochs: Mapping[str, int]) -> int:
+    """Refuse the query of a writer from now on, and give its name to the next query that writes under it.
+
+    Args:
+        database: The database.
+        writer: Name of the writer.
+        epochs: The number of the last batch of each target.
+
+    Returns:
+        The number of targets.
+
+    Raises:
+        Conflict: The query has written meanwhile, or the name is that of batch writes.
+        NotFound: No query of this role writes under the name.
+    """
+    return int(
+        await database.fetchval("select penstock.hand_over_writer($1, $2::jsonb)", writer, orjson.dumps(dict(epochs)).decode())
+    )
+
+
+async def forget(database: Database, writer: str) -> int:
+    """Forget what was written under a name. Returns the number of its targets."""
+    return int(await database.fetchval("select penstock.forget_writer($1)", writer))
 
 
 async def writers(database: Database, prefix: str, target: str) -> list[tuple[str, int]]:

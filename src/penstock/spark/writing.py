@@ -22,6 +22,7 @@ from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, Penstoc
 from penstock.jobs.spark_attempt import SparkAttempt
 from penstock.spark import staging
 from penstock.spark.blocking import DATABASES
+from penstock.spark.checkpoints import sources_of
 from penstock.spark.json.to_json import OUT_OF_RANGE
 from penstock.spark.options import WriteOptions
 from penstock.spark.scans import CONNECTIONS
@@ -40,11 +41,19 @@ CREATED_AGAIN = "Keys and payloads were made for the stream that was there befor
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """The rows that one attempt of a task has staged: how many for which job type or stream."""
+    """The rows that one attempt of a task has staged: how many for which job type or stream.
+
+    Attributes:
+        batch: The batch as the writer numbers it.
+        part: Name of what the attempt has staged.
+        named: Rows for each job type or stream.
+        number: Number of the batch in the checkpoint of the streaming query; None: no streaming query.
+    """
 
     batch: staging.Batch
     part: str
     named: Mapping[str, staging.Rows]
+    number: int | None = None
 
 
 Stage: TypeAlias = Callable[[staging.Batch, Iterator["pa.RecordBatch"]], Staged]
@@ -80,6 +89,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._stage = stage
         self._events = options.events
         self._named = options.writer is not None
+        self._checkpoint = options.checkpoint
         self._of = of
         # By the number alone, a second write of one attempt would pass for the first one of the attempt before.
         self._write = None if of is None else json.dumps({"job": str(of.job), "driver": of.driver, "write": secrets.token_hex(8)})
@@ -88,11 +98,14 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
         # In foreachBatch the epoch is the batch of the query, so the name belongs to the query.
-        return self._stage(replace(self._batch, query=query_id()) if self._named else self._batch, iterator)
+        found = self._stage(replace(self._batch, query=query_id()) if self._named else self._batch, iterator)
+        return replace(found, number=batch_number())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Enqueue or append the staged rows, unless the epoch was committed before."""
-        commit(self._url, messages, self._events, self._write, self._of)
+        number = next((message.number for message in messages if isinstance(message, Staged)), None)
+        offsets = None if number is None else offsets_of(self._checkpoint, number)
+        commit(self._url, messages, self._events, self._write or offsets, self._of)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop the staged rows."""
@@ -146,18 +159,23 @@ def query_id() -> str | None:
     return (context.getLocalProperty("sql.streaming.queryId") or None) if context else None
 
 
-def current_batch(writer: str | None, target: str) -> staging.Batch:
-    """The micro-batch of the current task, under the name of the writer, by default that of the query."""
+def batch_number() -> int | None:
+    """The number of the micro-batch that the current task works for; None: no streaming query."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    query = query_id()
     number = context.getLocalProperty("streaming.sql.batchId") if context else None
-    if not number or not query:
+    return int(number) if number else None
+
+
+def current_batch(writer: str | None, target: str) -> staging.Batch:
+    """The micro-batch of the current task, under the name of the writer, by default that of the query."""
+    query, number = query_id(), batch_number()
+    if number is None or query is None:
         raise PenstockError(
             "Spark did not say which query and batch this is", hint="Write in foreachBatch, with the options writer and epoch."
         )
-    return staging.Batch(writer or f"query {query}", target, int(number), query)
+    return staging.Batch(writer or f"query {query}", target, number, query)
 
 
 def copy(url: str, table: str, shape: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -257,8 +275,6 @@ def offsets_of(checkpoint: str | None, batch: int) -> str | None:
         return None
     folder = Path(re.sub(r"^file:(//)?", "", checkpoint))
     try:
-        # A version and the settings come first, then a line for each source: a hyphen if nothing has been read from it.
-        lines = (folder / "offsets" / str(batch)).read_text("utf-8").splitlines()[2:]
-        return json.dumps([None if line == "-" else json.loads(line) for line in lines])
+        return json.dumps(sources_of((folder / "offsets" / str(batch)).read_text("utf-8")))
     except (OSError, ValueError):
         return None

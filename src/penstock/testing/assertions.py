@@ -11,6 +11,7 @@ from uuid import UUID
 from penstock.app import Penstock
 from penstock.core.serialization import dump_json, load_json
 from penstock.core.transactional import fetch_document
+from penstock.jobs.checks import no_such_type
 from penstock.jobs.job_type import JobType
 from penstock.pools.pool import Pool
 
@@ -45,16 +46,26 @@ async def enqueued(
         data: Only jobs whose payload contains this document, such as `{"path": "a.png"}`; None: all.
         key: Only jobs with this key; None: all.
         connection: Connection or session of the test, in whose transaction to look; see `Penstock.enqueue`.
+
+    Raises:
+        NotFound: No job type or pool has this name.
     """
     name = type if isinstance(type, str) else type.name
-    statement = resources.files(__package__).joinpath("enqueued.sql").read_text()
     wanted = "null" if data is None else dump_json(data, f"the payload of {name}")
-    if connection is None:
-        rows = await (await app.database()).fetch(statement.format("$1", "$2"), name, wanted)
-    else:
-        rows = await fetch_document(connection, statement, name, wanted)
+    rows = await _rows(app, connection, "enqueued.sql", name, wanted)
+    if not rows and isinstance(type, str) and type not in app.types:
+        known = [row[0] for row in await _rows(app, connection, "known_types.sql", name, "all")]
+        if name not in known:
+            raise no_such_type(name, [*known, *app.types])
     found = [EnqueuedJob(UUID(str(row[0])), row[1], row[2], row[3], load_json(row[4])) for row in rows]
     return [job for job in found if key is None or job.key == key]
+
+
+async def _rows(app: Penstock, connection: Any, file: str, name: str, document: str) -> Any:
+    statement = resources.files(__package__).joinpath(file).read_text()
+    if connection is None:
+        return await (await app.database()).fetch(statement.format("$1", "$2"), name, document)
+    return await fetch_document(connection, statement, name, document)
 
 
 async def assert_enqueued(
@@ -81,6 +92,7 @@ async def assert_enqueued(
 
     Raises:
         AssertionError: There are none, or another number; the message lists all jobs of the type.
+        NotFound: No job type or pool has this name.
     """
     found = await enqueued(app, type, data, key=key, connection=connection)
     if len(found) == count or (count is None and found):
@@ -96,5 +108,10 @@ async def assert_enqueued(
 async def assert_not_enqueued(
     app: Penstock, type: JobType[Any] | Pool[Any] | str, data: Any = None, *, key: str | None = None, connection: Any = None
 ) -> None:
-    """Assert that no such job waits or runs. Arguments as for `enqueued`. Raises `AssertionError`."""
+    """Assert that no such job waits or runs. Arguments as for `enqueued`.
+
+    Raises:
+        AssertionError: There are such jobs; the message lists them.
+        NotFound: No job type or pool has this name.
+    """
     await assert_enqueued(app, type, data, key=key, count=0, connection=connection)

@@ -169,16 +169,22 @@ async def read_raw(database: Database, topic: str, since: int | None, limit: int
     return [Message(*row) for row in await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)]
 
 
-async def missed(database: Database, topic: str, client_id: str, since: int, limit: int) -> list[Message[str]]:
-    """Messages after a sequence number that a subscriber's queue no longer has, as JSON text. See `penstock.missed_messages`."""
-    query = "select * from penstock.missed_messages($1, $2, $3, $4)"
-    return [Message(*row) for row in await database.fetch(query, topic, client_id, since, limit)]
+async def missed(database: Database, topic: str, client_id: str, since: int, limit: int) -> list[tuple[int, UUID]]:
+    """Number and id of messages after a number that a subscriber's queue no longer has. See `penstock.missed_messages`."""
+    query = "select seq, id from penstock.missed_messages($1, $2, $3, $4)"
+    return [(row["seq"], row["id"]) for row in await database.fetch(query, topic, client_id, since, limit)]
 
 
-async def late(database: Database, topic: str, client_id: str, since: int, last: int, limit: int) -> list[Message[str]]:
-    """Messages up to a number that were delivered after another one, as JSON text. See `penstock.late_messages`."""
-    query = "select * from penstock.late_messages($1, $2, $3, $4, $5)"
-    return [Message(*row) for row in await database.fetch(query, topic, client_id, since, last, limit)]
+async def late(database: Database, topic: str, client_id: str, since: int, last: int, limit: int) -> list[tuple[int, UUID]]:
+    """Number and id of messages up to a number that were delivered after another one. See `penstock.late_messages`."""
+    query = "select seq, id from penstock.late_messages($1, $2, $3, $4, $5)"
+    return [(row["seq"], row["id"]) for row in await database.fetch(query, topic, client_id, since, last, limit)]
+
+
+async def messages_at(database: Database, topic: str, seqs: Sequence[int], most_bytes: int) -> list[Message[str]]:
+    """The messages with these numbers, as JSON text, in this order, until their payloads have so many bytes."""
+    query = "select * from penstock.messages_at($1, $2, $3)"
+    return [Message(*row) for row in await database.fetch(query, topic, seqs, most_bytes)]
 
 
 async def messages_of(database: Database, jobs: Sequence[UUID]) -> dict[UUID, tuple[int, UUID, datetime]]:

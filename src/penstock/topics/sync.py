@@ -46,7 +46,7 @@ class SyncTopic(Generic[T]):
         """Publish a message atomically to all current subscribers.
 
         Args:
-            data: Payload; None: an empty object.
+            data: Payload; None: an empty object, unless the type of the payload has None.
             id: Identity of the message; a repeated publish of the same id is the same message. None: a new UUIDv7.
             key: Key of the copies; None: that of the declared rule, or none.
             unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.

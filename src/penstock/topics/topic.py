@@ -127,7 +127,7 @@ class Topic(Generic[T]):
         """Publish a message atomically to all current subscribers.
 
         Args:
-            data: Payload; None: an empty object.
+            data: Payload; None: an empty object, unless the type of the payload has None.
             id: Identity of the message; a repeated publish of the same id is the same message. None: a new UUIDv7.
             key: Key of the copies; None: that of the declared rule, or none.
             unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.
@@ -254,8 +254,10 @@ class Topic(Generic[T]):
             key: See `NewMessage`.
         """
         if key is None and self._key_of is not None:
-            key = self._key_of({} if data is None else data)
-        payload = "{}" if data is None and not self.encrypted else self.codec.dump({} if data is None else data)  # type: ignore[arg-type]
+            key = self._key_of(self.codec.or_empty(data))
+        given = self.codec.or_empty(data)
+        # Without a payload, the object needs not fit the type.
+        payload = "{}" if given == {} and data is None and not self.encrypted else self.codec.dump(given)
         return self._document(payload, id, unique, run_after, expires_at, traceparent, key)
 
     def documents(

@@ -45,7 +45,7 @@ class WorkflowAdministration(JobDeclarations):
         Args:
             name: Name of the group, such as `import-2026-11-22`: to open it again, in any process, is the same group.
             then: Job type, or its name, of the job that runs when the group has ended; None: none.
-            then_data: Payload of this job; None: an empty object.
+            then_data: Payload of this job; None: an empty object, unless the type of the payload has None.
             on_failure: "cancel": the first child that fails or expires cancels the others, and `then` with them; "continue": the
                 others go on, and `then` runs however they end.
             parent: Group of which this one is a child, which ends after this one; None: none.

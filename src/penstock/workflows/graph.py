@@ -80,7 +80,7 @@ class Workflow:
             InvalidInput: The payload does not fit the job type, a step is not one of this graph, or an argument is not valid.
         """
         type, new = _declared(job)
-        data = type.signature.payload_of(type.name, args, kwargs)
+        data = type.codec.or_empty(type.signature.payload_of(type.name, args, kwargs))
         added = self._added(type, step, None, after, when)
         self._append(added, when, self._document_of(added, new, data))
         return added

@@ -78,7 +78,7 @@ class JobGroup:
         data = "{}"
         if isinstance(self._then, JobType):
             await self._then.declare_if_allowed()
-            data = self._then.codec.dump({} if self._then_data is None else self._then_data)
+            data = self._then.codec.dump(self._then.codec.or_empty(self._then_data))
         elif self._then is not None:
             data = Codec(Any, self._then).dump({} if self._then_data is None else self._then_data)
         parent = None if self._parent is None else group_id(self._parent, "parent")

@@ -15,7 +15,7 @@ import pickle
 import secrets
 import signal
 import sys
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ import orjson
 from typing_extensions import Unpack
 
 from penstock.core.checks import check_many, check_span, check_text
-from penstock.core.dependencies import Plan, inject, signature_of
+from penstock.core.dependencies import Plan, inject, overrides_in, signature_of
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
 from penstock.core.user_code import check_no_generator, is_async
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
-from penstock.jobs.handler import Handler, Job
+from penstock.jobs.handler import Handler, Job, check_importable
 from penstock.jobs.job_type import JobType
 from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.spark_attempt import FENCE, SparkAttempt
@@ -184,9 +184,10 @@ class SparkJobDeclarations(JobDeclarations):
             check_no_generator(function, f"the function of {name}")
             if is_async(function):
                 raise InvalidInput(f"the function of {name} is async", hint="Make it a plain def: Spark blocks.")
+            plan = signature.plan
             # Its dependencies are made in the driver.
             signature = replace(signature, plan=Plan({}))
-            self._runs(declared, function, signature, _place_of(function), session, grace)
+            self._runs(declared, function, signature, _place_of(function), session, grace, plan)
             return self.add_type(declared)
 
         return declare
@@ -199,8 +200,9 @@ class SparkJobDeclarations(JobDeclarations):
         what: Mapping[str, str],
         session: SparkSession,
         grace: timedelta,
+        plan: Plan | None = None,
     ) -> None:
-        runner = SparkRunner(self.context, declared, signature.payload, what, session, grace)
+        runner = SparkRunner(self.context, declared, signature.payload, what, session, grace, plan)
 
         async def handle(job: Job[Any], /) -> Any:
             return await runner.run(job)
@@ -218,6 +220,7 @@ class SparkRunner:
         what: The script, or module and name of the function.
         session: Where it runs.
         grace: How long a driver may take to end after a cancellation.
+        plan: Dependencies of the function; None: a script has none.
     """
 
     def __init__(
@@ -228,6 +231,7 @@ class SparkRunner:
         what: Mapping[str, str],
         session: SparkSession,
         grace: timedelta,
+        plan: Plan | None = None,
     ) -> None:
         self._context = context
         self._type = type
@@ -235,6 +239,7 @@ class SparkRunner:
         self._what = what
         self._session = session
         self._grace_s = grace.total_seconds()
+        self._plan = plan
 
     async def run(self, job: Job[Any]) -> Any:
         """Run a job. Returns what its function returned.
@@ -242,6 +247,7 @@ class SparkRunner:
         Raises:
             Exception: What the function raised, or an exception of the same name.
         """
+        task = orjson.dumps(self._task(job))
         token = secrets.token_hex(16)
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.get_running_loop().create_future()
 
@@ -266,7 +272,7 @@ class SparkRunner:
             if not connected.done():
                 raise RuntimeError(f"the driver of Spark ended with code {process.returncode}; its output says why")
             reader, writer = connected.result()
-            writer.write(orjson.dumps(self._task(job)) + b"\n")
+            writer.write(task + b"\n")
             try:
                 try:
                     return await self._follow(job, reader)
@@ -302,9 +308,8 @@ class SparkRunner:
             FENCE: SparkAttempt(job.id, job.attempt, _lease(job), secrets.token_hex(8)).as_json(),
         }
         if self._session.submit is not None:
-            # As arguments: some settings cannot be changed in a session that has begun.
-            settings = [word for name, value in (self._session.config or {}).items() for word in ("--conf", f"{name}={value}")]
-            environment[SUBMIT] = orjson.dumps([*self._session.submit, *settings]).decode()
+            # Some settings cannot be changed in a session that has begun.
+            environment[SUBMIT] = orjson.dumps({"arguments": self._session.submit, "config": self._session.config}).decode()
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "penstock.spark.driver", stdin=asyncio.subprocess.DEVNULL, env=environment,
             start_new_session=True,
@@ -317,8 +322,17 @@ class SparkRunner:
                 "created_at": job.created_at.isoformat(), "snoozes": job.snoozes,
             },
             "data": self._codec.dump(job.data), **self._what, "master": self._session.master, "remote": self._session.remote,
-            "submitted": self._session.submit is not None, "config": self._session.config,
+            "submitted": self._session.submit is not None, "config": self._session.config, "overrides": self._overrides(),
         }  # fmt: skip
+
+    def _overrides(self) -> str | None:
+        """The functions that stand in for dependencies, for the driver, which has only what the code of the application says."""
+        overrides = {} if self._plan is None else overrides_in(self._plan, self._context.hooks.dependency_overrides, (Job,))
+        if not overrides:
+            return None
+        for function in (*overrides, *overrides.values()):
+            check_importable(function, "Define it in a module, outside of functions and objects: the driver imports it.")
+        return b64encode(pickle.dumps(overrides)).decode()
 
     async def _follow(self, job: Job[Any], reader: asyncio.StreamReader) -> Any:
         """Pass on what the driver reports, and keep the job, until the driver says how it ended."""

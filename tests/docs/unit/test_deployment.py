@@ -227,3 +227,30 @@ def test_the_image_is_built_from_what_it_is_given() -> None:
     entry, default = (json.loads(re.findall(rf"^{word} (.*)$", lines, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD"))
     assert entry == list(project["scripts"])
     assert default == ["--help"]
+
+
+def test_each_pod_has_a_policy_that_admits_its_ports_and_no_others() -> None:
+    policies = {tuple(one["spec"]["podSelector"]["matchLabels"].items()): one["spec"] for one in of_kind("NetworkPolicy")}
+    assert len(policies) == len(pods())
+    for document in pods():
+        template = document["spec"]["template"]
+        policy = policies[tuple(template["metadata"]["labels"].items())]
+        (container,) = template["spec"]["containers"]
+        assert "Ingress" in policy["policyTypes"]
+        admitted = {port["port"] for rule in policy.get("ingress", []) for port in rule["ports"]}
+        assert admitted == {port["name"] for port in container.get("ports", [])}
+
+
+def test_compose_gives_no_part_of_penstock_the_superuser_and_the_owner_is_made_by_the_script() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    postgres = services.pop("postgres")
+    superuser = {"postgres", postgres["environment"].get("POSTGRES_USER", "postgres")}
+    script = (DEPLOY / "postgres" / "owner.sh").read_text()
+    (owner, variable) = re.findall(r"create role (\w+) login password :'(\w+)'", script)[0]
+    assert f'--set {variable}="$DATABASE_PASSWORD"' in script
+    for service in services.values():
+        url = service["environment"]["PENSTOCK_DATABASE_URL"]
+        assert url == f"postgresql://{owner}:${{DATABASE_PASSWORD}}@postgres/{owner}"
+        assert owner not in superuser
+        assert not any("POSTGRES_PASSWORD" in str(value) for value in service["environment"].values())
+    assert any(place.startswith("./deploy/postgres/owner.sh:/docker-entrypoint-initdb.d/") for place in postgres["volumes"])

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from uuid import UUID
 
 import orjson
@@ -19,7 +20,6 @@ from penstock.errors import PenstockError
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
 from penstock.topics import queries as topics
-from penstock.topics.models import Message
 
 _MOST_REMEMBERED = 10_000
 _MOST_MISSED = 1_000
@@ -125,7 +125,8 @@ class DeliveryBuffer:
         self._waiting: deque[Copy] = deque()
         self._bytes = 0  # of the bodies of these
         self._handed: dict[UUID, Copy] = {}
-        self._missed: deque[Message[str]] = deque()
+        self._missed: deque[int] = deque()
+        self._missed_after: int | None = None
         self._recent: OrderedDict[UUID, None] = OrderedDict()
         self._expected: OrderedDict[UUID, None] = OrderedDict()
 
@@ -194,36 +195,64 @@ class DeliveryBuffer:
         """Find what was handed out and may have been lost on the way, since the message that the receiver saw last."""
         # First what is late: while it is missing, an id with a higher number would hide it.
         late = await topics.late(database, self.topic, self.client_id, self._since, self._last, _MOST_MISSED)
-        self._missed += [message for message in late if message.id not in self._recent]
-        since = self._since
-        while found := await topics.missed(database, self.topic, self.client_id, since, _MOST_MISSED):
-            self._missed += [message for message in found if message.id not in self._recent]
-            since = found[-1].seq
-            if len(found) < _MOST_MISSED or len(self._missed) > _MOST_REMEMBERED:
-                break
+        self._missed += [seq for seq, id in late if id not in self._recent]
+        self._missed_after = self._since
+        await self._find_missed(database, _MOST_REMEMBERED)
+
+    async def _find_missed(self, database: Database, most: int) -> None:
+        """Find the numbers of further messages that were lost on the way, until `most` are known, or there are no more."""
+        while self._missed_after is not None and len(self._missed) < most:
+            found = await topics.missed(database, self.topic, self.client_id, self._missed_after, _MOST_MISSED)
+            self._missed += [seq for seq, id in found if id not in self._recent]
+            self._missed_after = found[-1][0] if len(found) == _MOST_MISSED else None
 
     # -- emptying
 
     async def wait(self, within: float) -> bool:
         """Wait until something is there, or the connection is to end. False: nothing came in time."""
-        if self._missed or self._waiting or self.late or self.ended:
+        if self._has_missed or self._waiting or self.late or self.ended:
             return True
         self.event.clear()
         return await wait_for_event(self.event, within)
 
-    def missed(self) -> list[tuple[int, bytes]]:
-        """Messages that were lost on the way: number, and JSON. They belong to no connection any more."""
-        found = []
-        while self._missed:
-            message = self._missed.popleft()
-            if self._remember(message.id):
-                self.last_seq = max(self.last_seq, message.seq)
-                found.append((message.seq, body_of(message.seq, message.id, message.published_at, message.data, message.key)))
+    async def missed(self, database: Database) -> list[tuple[int, bytes]]:
+        """The next messages that were lost on the way, number and JSON: as many as `_MOST_BYTES` hold, and at least one.
+
+        They belong to no connection any more. While there are some, `take` gives nothing: with the number of a later message
+        the receiver would say that it has them. When the database does not answer, the connection ends with the error.
+        """
+        try:
+            return await self._read_missed(database)
+        except PenstockError as error:
+            self.fail(error)
+            return []
+
+    async def _read_missed(self, database: Database) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        while not found and self._has_missed:
+            await self._find_missed(database, 1)
+            asked = list(islice(self._missed, _MOST_MISSED))
+            messages = await topics.messages_at(database, self.topic, asked, _MOST_BYTES)
+            # Those that are not there were pruned, or have expired.
+            through = asked.index(messages[-1].seq) + 1 if messages else len(asked)
+            for _ in range(through):
+                self._missed.popleft()
+            for message in messages:
+                if self._remember(message.id):
+                    self.last_seq = max(self.last_seq, message.seq)
+                    body = body_of(message.seq, message.id, message.published_at, message.data, message.key)
+                    found.append((message.seq, body))
         return found
+
+    @property
+    def _has_missed(self) -> bool:
+        return bool(self._missed) or self._missed_after is not None
 
     def take(self, most: int) -> list[Copy]:
         """Copies to be handed out; each is to be settled, or given back. See `settled`."""
         taken: list[Copy] = []
+        if self._has_missed:
+            return taken
         size = 0
         while self._waiting and len(taken) < most and size < _MOST_BYTES:
             copy = self._waiting.popleft()

@@ -106,7 +106,7 @@ async def _frames(service: Service, buffer: DeliveryBuffer, receipt: Subscribed,
             if looks:
                 looks -= 1
                 await buffer.look_for_missed(service.database)
-        missed, copies = buffer.missed(), buffer.take(_WINDOW)
+        missed, copies = await buffer.missed(service.database), buffer.take(_WINDOW)
         for frame in live.packed(_events(service, buffer, numbers, missed, copies)):
             yield frame
         if copies:
@@ -126,19 +126,20 @@ class _Numbers:
 
     def __init__(self, latest: int) -> None:
         self._latest = latest
+        self._late: int | None = None
 
     def of(self, seq: int) -> str:
         """The latest number; for one that comes late, what the client has of those as well."""
+        self._late = None
         self._latest = max(self._latest, seq)
         return str(self._latest) if seq == self._latest else f"{self._latest}-{seq}"
 
     def of_missed(self, seqs: Iterable[int]) -> Iterator[str]:
         """Those that were missed, the late ones first: as long as some of them follow, it is known which ones."""
-        late = None
         for seq in seqs:
             self._latest = max(self._latest, seq)
-            late = seq if seq < self._latest else late
-            yield str(self._latest) if late is None else f"{self._latest}-{late}"
+            self._late = seq if seq < self._latest else self._late
+            yield str(self._latest) if self._late is None else f"{self._latest}-{self._late}"
 
 
 def _events(
@@ -240,7 +241,7 @@ class _Conversation:
         while not buffer.ended and (left := until - time.monotonic()) > 0:
             await buffer.wait(left)
             sent = 0
-            for _, body in buffer.missed():
+            for _, body in await buffer.missed(service.database):
                 await self._send(_typed("message", body))
                 sent += 1
             crowded = buffer.crowded

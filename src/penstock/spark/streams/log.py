@@ -98,6 +98,13 @@ class StreamLog:
     async def at(self, where: Where, name: str, otherwise: int, extents: dict[Place, Extent] | None = None) -> Offsets:
         """The offsets that an option names.
 
+        Args:
+            where: What the option says.
+            name: Name of the option.
+            otherwise: Offset of partitions that the option does not name, unless the offsets are of a checkpoint: these name all
+                partitions that there were, and the others came later and begin at 0.
+            extents: Extents of the partitions; None: they are read.
+
         Raises:
             InvalidInput: The option names what is not there.
             OffsetGone: The offsets are those of a stream that was dropped and created again, and the options make that an error.
@@ -119,6 +126,9 @@ class StreamLog:
             )
         ):
             raise OffsetGone(f"{name}: {'; '.join(rolled.values())}", hint=ROLLED_BACK)
+        if name in self._options.whole:
+            # Not the first offset that is left: what retention has dropped since counts as lost.
+            otherwise = 0
         return resolve(
             {place: EARLIEST if place[0] in recreated else offset for place, offset in where.items()}, extents, name, otherwise
         )

@@ -51,6 +51,7 @@ class EventReadOptions:
         fail_fast: Whether a payload that does not fit the given schema is an error; otherwise its fields are null.
         zone: Zone of times in payloads that name none.
         identities: The identities of the streams that the given offsets are of, as far as they come from a checkpoint.
+        whole: Which of the options `startingOffsets` and `endingOffsets` come from a checkpoint: these name all that there was.
     """
 
     url: str
@@ -72,6 +73,7 @@ class EventReadOptions:
     fail_fast: bool
     zone: tzinfo
     identities: Mapping[str, str]
+    whole: frozenset[str]
 
     @property
     def ends_at_start(self) -> bool:
@@ -130,6 +132,11 @@ class EventReadOptions:
             fail_fast=mode == "FAILFAST",
             zone=times.zone(options.get("timezone", "UTC")),
             identities={k: v for text in given_offsets for k, v in stream_offsets.identities_of(json.loads(text)).items()},
+            whole=frozenset(
+                name
+                for name, where in (("startingOffsets", starting), ("endingOffsets", ending))
+                if isinstance(where, dict) and stream_offsets.STREAMS in json.loads(options[name.lower()])
+            ),
         )
 
 

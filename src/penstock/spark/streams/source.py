@@ -25,7 +25,7 @@ from penstock.spark.options import ALWAYS_EMPTY, NO_END, parallelism
 from penstock.spark.readers import FollowingReader
 from penstock.spark.streams.follower import StreamFollower
 from penstock.spark.streams.log import StreamLog
-from penstock.spark.streams.offsets import LAG, SINCE, Offsets, Run, as_json, from_json, identities_of, tasks
+from penstock.spark.streams.offsets import LAG, LATEST, SINCE, Offsets, Run, as_json, from_json, identities_of, tasks
 from penstock.spark.streams.options import EventReadOptions
 from penstock.spark.streams.rows import check_schema
 from penstock.spark.streams.scans import read_events
@@ -149,7 +149,7 @@ class EventStreamReader(_Events, FollowingReader[StreamFollower]):
         if self._initial is None:
             where = self._options.starting or "latest"
             log = self._log({})
-            found = self._database.keep_trying(lambda: log.at(where, "startingOffsets", -1))
+            found = self._database.keep_trying(lambda: log.at(where, "startingOffsets", LATEST))
             self._initial = as_json(found, log.identities)
         return self._initial
 

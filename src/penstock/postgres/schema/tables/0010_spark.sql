@@ -92,6 +92,8 @@ create table penstock.sink_epochs (
     jobs bigint not null,
     committed_at timestamptz not null,
     offsets jsonb,
+    by_column boolean not null default false,
+    handed_over boolean not null default false,
     primary key (writer, target, role)
 );
 comment on table penstock.sink_epochs is
@@ -107,6 +109,10 @@ comment on column penstock.sink_epochs.jobs is 'Rows of the batch.';
 comment on column penstock.sink_epochs.committed_at is 'When the batch was committed.';
 comment on column penstock.sink_epochs.offsets is
     'Up to where the batch had read the sources of the query, in their order, as its checkpoint has it; null: not known.';
+comment on column penstock.sink_epochs.by_column is
+    'Whether a column of the rows names the target. The write itself then has a row too, with the target jobs or streams.';
+comment on column penstock.sink_epochs.handed_over is
+    'Whether the query is refused from now on, and the next query that writes under the name takes it (hand_over_writer).';
 
 create table penstock.fleets (
     name text primary key,

@@ -19,7 +19,7 @@ declare
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'replays_of', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'why', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
         'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'pool_jobs', 'paused_keys_of', 'standing_list', 'runnable_in_pools',
-        'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',
+        'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'messages_at', 'unfinished_copies', 'outcomes',
         'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
@@ -33,7 +33,7 @@ declare
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
         'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
         'last_sequence', 'commit_staged', 'commit_staged_events', 'require_attempt', 'discard_staged', 'prune_staged',
-        'forget_writer', 'run_schedule', 'start_operation', 'cancel_operation', 'open_group', 'seal_group', 'cancel_group', 'signal',
+        'forget_writer', 'hand_over_writer', 'run_schedule', 'start_operation', 'cancel_operation', 'open_group', 'seal_group', 'cancel_group', 'signal',
         'start_workflow', 'retry_workflow', 'own_ids'
     ];
     working constant text[] := array[

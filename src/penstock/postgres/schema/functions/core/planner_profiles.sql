@@ -47,7 +47,7 @@ as $$
                 'quarantined_keys', 'note_ended_runs', 'schedule_list', 'commit_staged', 'append_staged',
                 'commit_staged_events', 'lose_partitions', 'note_failure', 'stream_bounds', 'offsets_at',
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'prune_history', 'read_topic',
-                'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
+                'missed_messages', 'late_messages', 'messages_at', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
                 'take_over', 'keep_alive', 'heartbeat', 'due_work', 'paused_keys_held', 'missing_keys',
                 'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in', 'erase_waiting', 'erase_archived', 'forget_erased',
                 'enqueue_dependents', 'check_dependencies', 'check_cycles', 'add_dependencies', 'why_waiting', 'resolve_workflows', 'next_unfinished', 'signal', 'resume_time', 'stop_gathered',

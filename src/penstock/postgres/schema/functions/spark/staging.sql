@@ -11,7 +11,7 @@ $$;
 comment on function penstock.parts_of(bigint, text) is 'How the names of all parts begin that are staged for an epoch and a target.';
 
 create or replace function penstock.note_epoch(
-    p_writer text, p_target text, p_epoch bigint, p_rows bigint, p_query text, p_offsets jsonb
+    p_writer text, p_target text, p_epoch bigint, p_rows bigint, p_query text, p_offsets jsonb, p_by_column boolean default false
 )
 returns boolean
 language plpgsql
@@ -37,11 +37,15 @@ begin
         raise exception 'writer % does not say how many rows it has staged', quote_literal(p_writer)
             using errcode = 'PS400', hint = 'Give their number, so that rows which are missing are noticed.';
     end if;
-    insert into penstock.sink_epochs as noted (role, writer, target, epoch, jobs, query, offsets, committed_at)
-    values (caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, penstock.clock())
+    insert into penstock.sink_epochs as noted (role, writer, target, epoch, jobs, query, offsets, by_column, committed_at)
+    values (caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, p_by_column, penstock.clock())
     on conflict (writer, target, role) do update
-    set epoch = excluded.epoch, jobs = excluded.jobs, offsets = excluded.offsets, committed_at = excluded.committed_at
-    where noted.epoch < excluded.epoch and noted.query is not distinct from excluded.query;
+    set epoch = excluded.epoch, jobs = excluded.jobs, query = excluded.query, offsets = excluded.offsets,
+        by_column = excluded.by_column, handed_over = false, committed_at = excluded.committed_at
+    where case
+        when noted.handed_over then excluded.query <> noted.query
+        else noted.epoch < excluded.epoch and noted.query is not distinct from excluded.query
+    end;
     if found then
         return true;
     end if;
@@ -50,28 +54,32 @@ begin
         raise exception 'Spark job % writes to % more than once, and this is not the first write', p_offsets ->> 'job', p_target
             using errcode = 'PS409', hint = 'Number the writes of a Spark job to one target: option("epoch", 1), option("epoch", 2).';
     end if;
+    if found and before.handed_over then
+        raise exception '% was handed over after batch % of the query %, and this is %',
+            p_writer, before.epoch, before.query, case when p_query is null then 'a batch write' else 'that query' end
+            using errcode = 'PS409', hint = 'What it writes from now on is the part of the query that takes the name over. Stop this one.';
+    end if;
     if found and before.query is distinct from p_query then
         raise exception '% is written to % by %, up to batch %, and this is %',
             p_writer, p_target, coalesce('the query ' || before.query, 'batch writes'), before.epoch, coalesce('the query ' || p_query, 'a batch write')
             using errcode = 'PS409',
                   hint = format(
-                      'A query is known by its checkpoint. Go on with the checkpoint of the other one; or leave writer out, or give another name, and everything that this one reads is written; or have it take over the name: begin it where the other one ended (%s), and then: select penstock.forget_writer(%L, %L).',
+                      'A query is known by its checkpoint. Go on with the checkpoint of the other one; or leave writer out, or give another name, and everything that this one reads is written%s.',
                       case
-                          -- Of one source, as the option takes them, unless a person could not copy them.
-                          when jsonb_typeof(before.offsets -> 0) = 'object' and jsonb_array_length(before.offsets) = 1
-                              and length(before.offsets::text) <= 2000
-                          then 'startingOffsets ' || ((before.offsets -> 0) - '@since' - '@lag')::text
-                          when before.offsets is not null then 'see the column offsets of penstock.sink_epochs, which has them for each source'
-                          else 'its offsets are not known'
-                      end,
-                      p_writer, p_target
+                          when before.query is null then ''
+                          else format(
+                              '; or have it take over the name and begin where the other one ended: penstock streams writers takeover %s',
+                              -- As a shell takes it.
+                              '''' || replace(p_writer, '''', '''\''''') || ''''
+                          )
+                      end
                   );
     end if;
     return false;
 end
 $$;
-comment on function penstock.note_epoch(text, text, bigint, bigint, text, jsonb) is
-    'Part of commit_staged and commit_staged_events: notes a batch of a writer to a target. False when it, or a later one, was noted before. PS409 when the name belongs to another query.';
+comment on function penstock.note_epoch(text, text, bigint, bigint, text, jsonb, boolean) is
+    'Part of commit_staged and commit_staged_events: notes a batch of a writer to a target. False when it, or a later one, was noted before. PS409 when the name belongs to another query, or was handed over by this one.';
 
 create or replace function penstock.note_targets(
     p_writer text, p_target text, p_epoch bigint, p_rows bigint, p_named jsonb, p_query text, p_offsets jsonb
@@ -100,11 +108,15 @@ begin
     for target in select key as name, value as one from jsonb_each(named) order by key loop
         if penstock.note_epoch(
             p_writer, case when by_column then kind || ' ' || target.name else p_target end, p_epoch,
-            substring(target.one ->> 'rows' from '^[0-9]{1,18}$')::bigint, p_query, p_offsets
+            substring(target.one ->> 'rows' from '^[0-9]{1,18}$')::bigint, p_query, p_offsets, by_column
         ) then
             noted := noted || jsonb_build_object(target.name, target.one);
         end if;
     end loop;
+    if by_column then
+        -- A batch may have no rows for some of the targets, so where the writer stands is noted for the write as a whole.
+        perform penstock.note_epoch(p_writer, p_target, p_epoch, coalesce(p_rows, 0), p_query, p_offsets, true);
+    end if;
     return noted;
 end
 $$;

@@ -175,6 +175,37 @@ $$;
 comment on function penstock.late_messages(text, text, bigint, bigint, integer) is
     'The messages up to p_since that were handed out to a subscriber after p_last, the one that it saw last: late ones, deferred or retried, perhaps lost on the way. No row when that cannot be told.';
 
+create or replace function penstock.messages_at(p_topic text, p_seqs bigint[], p_bytes bigint default 1048576)
+returns table (seq bigint, id uuid, published_at timestamptz, data text, key text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    wanted bigint;
+    bytes bigint := 0;
+begin
+    perform penstock.check_size(cardinality(p_seqs), 10000, 'messages');
+    -- One by one, so that no payload is read behind the last one that is returned.
+    foreach wanted in array coalesce(p_seqs, '{}') loop
+        select message.seq, message.id, message.published_at, message.data::text, message.key
+        into seq, id, published_at, data, key
+        from penstock.topic_messages as message
+        where message.topic = p_topic
+            and message.seq = wanted
+            and (message.expires_at is null or message.expires_at > penstock.clock());
+        continue when not found;
+        return next;
+        bytes := bytes + octet_length(data);
+        exit when bytes >= p_bytes;
+    end loop;
+end
+$$;
+comment on function penstock.messages_at(text, bigint[], bigint) is
+    'The messages of a topic with these numbers, in this order, until their payloads have p_bytes bytes; those that are gone or have expired are left out.';
+
 create or replace function penstock.unfinished_copies(p_id uuid)
 returns boolean
 language plpgsql
