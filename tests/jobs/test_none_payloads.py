@@ -8,6 +8,7 @@ import pytest
 
 from penstock import InvalidInput, Job, Penstock
 from penstock.core.serialization import load_json
+from penstock.testing import running_worker
 
 NOT_GIVEN = object()
 
@@ -65,6 +66,6 @@ async def test_a_handler_gets_the_none_that_was_sent(app: Penstock) -> None:
     await app.open()
     await number.enqueue(None)
     await number.enqueue(3)
-    async with app.worker():
+    async with running_worker(app):
         await app.wait((await number.enqueue(None)).id)
     assert sorted(found, key=str) == [3, None, None]

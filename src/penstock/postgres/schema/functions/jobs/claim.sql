@@ -322,7 +322,7 @@ begin
             end if;
             claimed_in_all := claimed_in_all + claimed;
             if job_type.rate_limit is not null then
-                perform penstock.note_starts(job_type.name, '', claimed, job_type.rate_period, moment);
+                perform penstock.note_starts(job_type.name, '', claimed, job_type.rate_period);
             end if;
         end if;
     end loop;

@@ -212,7 +212,7 @@ begin
             coalesce(chosen.seq, 0), 1, array[chosen.id], penstock.retention_class(job_type.keep_succeeded)
         );
         if job_type.rate_limit is not null then
-            perform penstock.note_starts(job_type.name, '', 1, job_type.rate_period, moment);
+            perform penstock.note_starts(job_type.name, '', 1, job_type.rate_period);
         end if;
         id := chosen.id;
         name := chosen.name;

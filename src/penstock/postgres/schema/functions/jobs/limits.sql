@@ -22,17 +22,18 @@ $$;
 comment on function penstock.rate_room(text, text, integer, interval, timestamptz) is
     'Part of claim and claim_keys: how many jobs the rate limit of a type (p_key empty), or of a key of a pool, admits now.';
 
-create or replace function penstock.note_starts(p_name text, p_key text, p_jobs integer, p_period interval, p_moment timestamptz)
+create or replace function penstock.note_starts(p_name text, p_key text, p_jobs integer, p_period interval)
 returns void
 language plpgsql
 as $$
 begin
     insert into penstock.rate_windows (name, key, ends_at, started)
-    values (p_name, p_key, date_bin(p_period / 100, p_moment, 'epoch') + p_period / 100, p_jobs)
+    -- By the clock behind the claim: the start that a lease shows is later than the moment at which its claim began.
+    values (p_name, p_key, date_bin(p_period / 100, penstock.clock(), 'epoch') + p_period / 100, p_jobs)
     on conflict (name, key, ends_at) do update set started = rate_windows.started + excluded.started;
 end
 $$;
-comment on function penstock.note_starts(text, text, integer, interval, timestamptz) is
+comment on function penstock.note_starts(text, text, integer, interval) is
     'Part of claim, claim_keys and claim_alone: counts the jobs that they started toward the rate limit of the type (p_key empty), or of a key of a pool. p_period: of the limit.';
 
 create or replace function penstock.lock_limits(p_names text[])

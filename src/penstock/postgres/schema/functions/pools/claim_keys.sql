@@ -211,10 +211,10 @@ begin
 
     if claimed > 0 then
         if job_type.rate_limit is not null then
-            perform penstock.note_starts(p_name, '', claimed, job_type.rate_period, moment);
+            perform penstock.note_starts(p_name, '', claimed, job_type.rate_period);
         end if;
         if pool.key_rate_limit is not null then
-            perform penstock.note_starts(p_name, started.key, started.jobs, pool.key_rate_period, moment)
+            perform penstock.note_starts(p_name, started.key, started.jobs, pool.key_rate_period)
             from (
                 select job.key, count(*)::integer as jobs
                 from penstock.leases
