@@ -13,6 +13,7 @@ import orjson
 from penstock.core.serialization import plain_text
 from penstock.errors import RETRY, UNAVAILABLE, PenstockError, http_status
 from penstock.http.hints import for_http
+from penstock.postgres.translation import StatementCancelled
 
 JSON = b"application/json; charset=utf-8"
 _IDS = {
@@ -149,6 +150,10 @@ def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError
     if status == 500:
         return server_error()
     headers = {"Retry-After": "1"} if status in RETRY else None
-    # What exactly is wrong with the database is for the log, not for the world.
-    message, hint = (UNAVAILABLE, None) if status == 503 else (error.message, for_http(error.hint))
+    if isinstance(error, StatementCancelled):
+        # The database answers, and what was too much for it can be said.
+        message, hint = error.message[:1].upper() + error.message[1:], for_http(error.hint)
+    else:
+        # What exactly is wrong with the database is for the log, not for the world.
+        message, hint = (UNAVAILABLE, None) if status == 503 else (error.message, for_http(error.hint))
     return ApiError(status, _IDS[status], message, detail=hint, instance=instance, in_body=True, headers=headers)

@@ -8,7 +8,6 @@ logged included, since it may hold anything). Rules hold for users below the rol
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +36,15 @@ class Rule:
         return cls(name or None, path)
 
 
+@dataclass(frozen=True, slots=True)
 class Masking:
     """What is masked for one user.
 
-    Args:
-        rules: The rules; none: the user sees everything.
-
     Attributes:
-        any: Whether there are rules.
+        rules: The rules; none: the user sees everything.
     """
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
-        self._rules = tuple(rules)
-        self.any = bool(self._rules)
+    rules: tuple[Rule, ...] = ()
 
     def hides_all(self, name: str) -> bool:
         """Whether nothing of the payloads of this job type is shown."""
@@ -57,11 +52,11 @@ class Masking:
 
     def hides_words(self, name: str | None) -> bool:
         """Whether what handlers raised is hidden, in jobs of this type or, with None, of any."""
-        return any(not rule.path for rule in (self._rules if name is None else self._of(name)))
+        return any(not rule.path for rule in (self.rules if name is None else self._of(name)))
 
     def hides(self, name: str | None, path: tuple[str, ...]) -> bool:
         """Whether a field is masked, in jobs of this type or, with None, of any. Its path may have indexes into lists."""
-        rules = self._rules if name is None else self._of(name)
+        rules = self.rules if name is None else self._of(name)
         return any(not rule.path or _reached(rule.path, path) for rule in rules)
 
     def masks(self, name: str) -> bool:
@@ -99,7 +94,7 @@ class Masking:
     def _of(self, name: str) -> tuple[Rule, ...]:
         # Dead letters are events of their stream.
         names = (None, name, name.removesuffix(".dead"))
-        return tuple(rule for rule in self._rules if rule.name in names)
+        return tuple(rule for rule in self.rules if rule.name in names)
 
 
 def _masked(value: Any, rules: tuple[Rule, ...], path: tuple[str, ...]) -> Any:

@@ -167,6 +167,16 @@ async def read_period(database: Database, names: Sequence[str] | None = None, *,
     return period(await database.fetchval("select penstock.clock()"), found, wide=wide)
 
 
+async def read_hour(database: Database, names: Sequence[str] | None) -> Period:
+    """The last hour of these job types together; None: of all."""
+    return await read_period(database, names)
+
+
+async def read_day(database: Database, names: Sequence[str] | None) -> Period:
+    """The last day of these job types together; None: of all."""
+    return await read_period(database, names, wide=True)
+
+
 async def note_rates(database: Database, counted: Mapping[str, TypeTally]) -> float:
     """Write what a process counted, by job type. Returns the time of the database, in seconds since 1970.
 

@@ -65,6 +65,16 @@ async def top(
     return [TopRecord(*tuple(row)) for row in rows]
 
 
+async def top_types(database: Database, names: Sequence[str] | None, limit: int) -> list[TopRecord]:
+    """The types with most ready jobs; of these only, or of all."""
+    return await top(database, "types", names=names, limit=limit)
+
+
+async def top_keys(database: Database, name: str, limit: int) -> list[TopRecord]:
+    """The keys of a type with most ready jobs."""
+    return await top(database, "keys", names=[name], limit=limit)
+
+
 async def largest_keys(database: Database) -> dict[str, int]:
     """The number of ready jobs of the fullest key of each job type that has one of the 1,000 fullest keys."""
     largest: dict[str, int] = {}

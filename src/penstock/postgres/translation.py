@@ -16,10 +16,17 @@ _PASSING = {
     "25006": "The server is read-only: a standby, or the old primary after a failover. Repeat the call when there is a primary.",
     "40": "Repeat the call.",
     "55P03": "Repeat the call.",
-    "57014": "It was cancelled, by an administrator or by a statement_timeout. Repeat the call.",
 }
+_CANCELLED = "57014"
 # A prepared statement already exists, or does not exist.
 _OF_A_POOLER = {"42P05", "26000"}
+
+
+_WHO_CANCELLED = "It was cancelled, by an administrator or by a statement_timeout. Repeat the call."
+
+
+class StatementCancelled(DatabaseUnavailable):
+    """A statement was cancelled, by an administrator or since it took too long, while the database answers."""
 
 
 def translate(error: BaseException) -> PenstockError | None:
@@ -47,6 +54,8 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
         return known
     if sqlstate.startswith(_LOST_CLASSES):
         return DatabaseUnavailable(f"the database is not available: {message}")
+    if sqlstate == _CANCELLED:
+        return StatementCancelled(f"the database did not carry out the call: {message}", hint=_WHO_CANCELLED)
     for state, advice in _PASSING.items():
         if sqlstate.startswith(state):
             return DatabaseUnavailable(f"the database did not carry out the call: {message}", hint=advice)

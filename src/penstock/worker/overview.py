@@ -6,18 +6,17 @@ the rates of all types together are a row for each minute.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar, TypeVarTuple
 
 from pydantic import ConfigDict
 
 from penstock.core.records import example
 from penstock.jobs import failures, type_queries
-from penstock.jobs.rates import Period, read_period
-from penstock.jobs.top import TopRecord, top
+from penstock.jobs.rates import Period, read_day, read_hour
+from penstock.jobs.top import TopRecord, top_types
 from penstock.pools import views as pool_views
 from penstock.postgres import health
 from penstock.postgres.database import Database
@@ -27,7 +26,8 @@ from penstock.worker.fleets import WorkerRecord
 from penstock.worker.problems import Problem
 
 T = TypeVar("T")
-_MOST_TYPES = 1_000
+Arguments = TypeVarTuple("Arguments")
+_MOST_TYPES = 10_000
 _MOST_FAILURES = 1_000
 _EXAMPLE_OF_TIMES = {
     "finished": 8123, "failed": 3, "retried": 41, "per_s": 2.26, "wait_p50_s": 0.004, "wait_p95_s": 0.09, "run_p50_s": 0.12,
@@ -38,8 +38,10 @@ _EXAMPLE_OF_TIMES = {
 class Read(Protocol):
     """Reads something from the database, or has read it a moment ago."""
 
-    async def __call__(self, key: Hashable, call: Callable[[Database], Awaitable[T]], /) -> T:
-        """What `call` gives. `key`: all that it depends on."""
+    async def __call__(
+        self, call: Callable[[Database, *Arguments], Awaitable[T]], /, *arguments: *Arguments, follows: bool = False
+    ) -> T:
+        """What `call` gives for these arguments, which are all that it depends on. `follows`: it shows jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,44 +123,45 @@ class Overview:
 def reading(database: Database) -> Read:
     """Reads from a database."""
 
-    async def read(_: Hashable, call: Callable[[Database], Awaitable[T]], /) -> T:
-        return await call(database)
+    async def read(call: Callable[[Database, *Arguments], Awaitable[T]], /, *arguments: *Arguments, follows: bool = False) -> T:
+        return await call(database, *arguments)
 
     return read
 
 
 async def look(
-    read: Read, names: Collection[str] | None = None, see: Callable[[WorkerRecord], WorkerRecord] = lambda worker: worker
+    read: Read, names: Collection[str] | None = None, see: Callable[[WorkerRecord], WorkerRecord | None] = lambda worker: worker
 ) -> Overview:
     """The overview.
 
     Args:
         read: How it is read.
         names: Only what belongs to these job types, streams and pools; None: everything.
-        see: A worker as the reader may see it.
+        see: A worker as the reader may see it; None: not at all.
     """
 
     def shown(name: str) -> bool:
         return names is None or name in names
 
     chosen = None if names is None else tuple(sorted(names))
-    loads = [one for one in await read("top", _top) if shown(one.name)]
-    types = [one for one in await read("types", type_queries.job_types) if shown(one.name)]
-    found_workers = await read("workers", fleets.workers)
-    workers = [see(one) for one in found_workers if names is None or not set(one.names).isdisjoint(names)]
-    failed = await read(("failures", chosen), partial(_failures, names=chosen))
-    lags = [lag for lag in await read("lags", health.stream_lags) if shown(lag.stream)]
-    quarantined = await read("quarantined", pool_views.quarantined_counts)
-    hour, day = [await read(("rates", chosen, wide), partial(read_period, names=chosen, wide=wide)) for wide in (False, True)]
+    loads = await read(top_types, chosen, _MOST_TYPES, follows=True)
+    types = [one for one in await read(type_queries.job_types) if shown(one.name)]
+    all_workers = await read(fleets.workers)
+    workers = [one for one in map(see, all_workers) if one is not None]
+    failed = await read(_failures, chosen, follows=True)
+    lags = [lag for lag in await read(health.stream_lags) if shown(lag.stream)]
+    quarantined = await read(pool_views.quarantined_counts)
+    hour, day = [await read(call, chosen) for call in (read_hour, read_day)]
     found = [
         *problems.of_failures(failed, datetime.now(UTC), whole=len(failed) < _MOST_FAILURES),
-        *problems.of_types(loads, types, workers),
+        # A worker that the reader may not see works on the reader's types too.
+        *problems.of_types(loads, types, all_workers),
         *problems.of_workers(workers),
         *problems.of_streams(lags),
         *problems.of_keys({name: number for name, number in quarantined.items() if shown(name)}),
     ]
     if names is None:
-        found += problems.of_database(await read("gauges", health.gauges), await read("lakes", health.lake_lags))
+        found += problems.of_database(await read(health.gauges), await read(health.lake_lags))
     return Overview(
         at=datetime.now(UTC),
         problems=problems.worst_first(found),
@@ -173,10 +176,6 @@ async def look(
         types=sorted(loads, key=lambda load: (load.ready + load.in_progress, load.finished), reverse=True),
         lags=sorted(lags, key=lambda lag: lag.lag, reverse=True),
     )
-
-
-async def _top(database: Database) -> list[TopRecord]:
-    return await top(database, "types", limit=_MOST_TYPES)
 
 
 async def _failures(database: Database, names: tuple[str, ...] | None) -> list[failures.Failure]:

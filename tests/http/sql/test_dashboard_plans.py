@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar, TypeVarTuple
 
 import asyncpg
 import pytest
@@ -20,6 +20,7 @@ from penstock.postgres.database import Database
 
 Sql = asyncpg.Connection
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 JOBS = 1_000_000
 # A page of 8 KiB has about 25 finished or 10 waiting jobs: to look at all would be 40,000 and 100,000 pages.
 MOST_BLOCKS = 8_000
@@ -56,8 +57,8 @@ class Recording(View):
 
     recorder: Recorder
 
-    async def read(self, key: Hashable, call: Callable[[Database], Awaitable[T]], *, kept_s: float = 0.0) -> T:
-        return await call(self.recorder)
+    async def read(self, call: Callable[[Database, *Arguments], Awaitable[T]], *arguments: *Arguments, **_: Any) -> T:
+        return await call(self.recorder, *arguments)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ async def test_types_and_keys_come_in_the_order_that_is_asked_for(sql: Sql, thre
         ("penstock.top('tenants')", "unknown kind: tenants"),
         ("penstock.top(null)", "unknown kind: null"),
         ("penstock.top('keys', 'newest')", "unknown order: newest"),
-        ("penstock.top('keys', p_limit => 1001)", "invalid limit: 1001"),
+        ("penstock.top('keys', p_limit => 10001)", "invalid limit: 10001"),
     ],
 )
 async def test_a_top_that_does_not_exist_is_refused(sql: Sql, call: str, said: str) -> None:

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.app import Penstock
 from penstock.core.logs import get_logger
-from penstock.errors import PenstockError
+from penstock.errors import RETRY, PenstockError
 from penstock.http import audit
 from penstock.http.auth import Authenticator, Principal, Role
 from penstock.http.dashboard.live import LiveAnswer, Looked, events, version_of
@@ -199,20 +199,25 @@ class Dashboard:
         query = dict(reversed(parse_qsl(address[1], keep_blank_values=True)))
 
         content, rendered_at = "", -math.inf
-        state: tuple[object, ...] = ()
+        before: View | None = None
 
         async def look() -> Looked:
-            nonlocal content, state, rendered_at
+            nonlocal content, rendered_at, before
             now = await self._user(request)
             if now is None or now != user:
                 raise ApiError(401, "unauthorized", "The session has ended", in_body=True)
             _admit(now, page)
-            view = self._view(now, path, parameters, query)
-            shown = await page.show(view)
             # What depends on the time alone changes within minutes.
-            if view.state != state or time.monotonic() - rendered_at > _RENDERED_AGAIN_S:
-                content, state, rendered_at = self._content(shown, view), view.state, time.monotonic()
-            return Looked(content, view.due_in_s, min((reading.at for reading in view.readings), default=None))
+            old = time.monotonic() - rendered_at > _RENDERED_AGAIN_S
+            view = before
+            if view is None or old or await view.is_due():
+                view = self._view(now, path, parameters, query)
+                shown = await page.show(view)
+                if before is None or view.state != before.state or old:
+                    content, rendered_at = self._content(shown, view), time.monotonic()
+                before = view
+            oldest = min((reading.at for reading in view.readings), default=None)
+            return Looked(content, view.due_in_s, oldest, any(reading.problem for reading in view.readings))
 
         self._live[user.name] += 1
 
@@ -348,7 +353,7 @@ class Dashboard:
         # A browser asks for a password by itself when it is told to.
         headers.pop("WWW-Authenticate", None)
         content = render("problem.html", base=request.base, title=answer.message, detail=answer.hint, status=answer.status)
-        text = self._layout(request, answer.message, content, retry=answer.status == 503)
+        text = self._layout(request, answer.message, content, retry=answer.status in RETRY)
         return HTMLResponse(text, answer.status, {"content-security-policy": _POLICY, **headers})
 
     def _layout(self, request: DashboardRequest, title: str, content: str, **given: Any) -> str:

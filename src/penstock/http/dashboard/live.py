@@ -3,6 +3,9 @@
 The browser morphs what it shows into what it gets, so nothing else needs to know what changed. A page is looked at when a reading
 of it is due. When that reading is what it was, the page is neither rendered nor sent: the browser gets only the time at which it
 was read, which is no part of the version of a content.
+
+A page that cannot be read is looked at again after two seconds; one that the database works on until it gives up, after pauses
+that grow. A reader who loads the page again does not wait for these.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from penstock.http.errors import ApiError, from_penstock
 
 _SHORTEST_PAUSE_S = 1.0
 _AFTER_PROBLEM_S = 2.0
+# What fails after so long has cost the database as much.
+_SLOW_S = 1.0
+_LONGEST_PAUSE_S = 120.0
 _KEEP_ALIVE_S = 15.0
 _LONGEST_SEND_S = 30.0
 _ENDED = b"event: gone\ndata: {}\n\n"
@@ -40,11 +46,13 @@ class Looked:
         content: The content.
         due_in_s: In how many seconds a reading of it is due again.
         read_at: When the oldest of its readings was read; None: it has none.
+        problem: Whether one of its readings could not be read again.
     """
 
     content: str
     due_in_s: float
     read_at: datetime | None
+    problem: bool = False
 
 
 def version_of(content: str) -> str:
@@ -65,14 +73,13 @@ async def events(
     """
     ends_at = time.monotonic() + lasts_s
     sent_at = time.monotonic()
-    problem = ""
+    problem, slow = "", 0
     read_at: datetime | None = None
     yield b"retry: 1000\n\n"
     while time.monotonic() < ends_at and not stopping.is_set():
-        pause = _AFTER_PROBLEM_S
+        looked, began = None, time.monotonic()
         try:
             looked = await look()
-            pause = max(looked.due_in_s, _SHORTEST_PAUSE_S)
             version = version_of(looked.content)
             if version != seen or problem:
                 seen, problem, sent_at = version, "", time.monotonic()
@@ -92,6 +99,11 @@ async def events(
             if answer.message != problem:
                 problem, sent_at = answer.message, time.monotonic()
                 yield b"event: problem\ndata: %s\n\n" % orjson.dumps({"title": problem})
+        if looked is not None and not looked.problem:
+            slow, pause = 0, max(looked.due_in_s, _SHORTEST_PAUSE_S)
+        else:
+            slow = slow + 1 if time.monotonic() - began > _SLOW_S else 0
+            pause = min(_AFTER_PROBLEM_S * 2**slow, _LONGEST_PAUSE_S)
         if time.monotonic() - sent_at > _KEEP_ALIVE_S:
             sent_at = time.monotonic()
             yield b": keep-alive\n\n"

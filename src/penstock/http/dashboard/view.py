@@ -8,11 +8,10 @@ something for a user who has its role, within `View.changing`, which writes the 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 from urllib.parse import quote
 
 from penstock.app import Penstock
@@ -20,14 +19,16 @@ from penstock.core.logs import get_logger
 from penstock.errors import InvalidInput
 from penstock.http import audit
 from penstock.http.auth import Principal, Role
-from penstock.http.dashboard.poller import KEPT_S, Poller, Reading
+from penstock.http.dashboard.poller import KEPT_S, Kept, Poller, Reading
 from penstock.http.errors import ApiError
 from penstock.http.masking import Masking
-from penstock.jobs.rates import Period, read_period
+from penstock.jobs.rates import Period, read_day, read_hour
+from penstock.jobs.top import TopRecord, top_types
 from penstock.postgres.database import Database
 
 log = get_logger("penstock.dashboard")
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 _IDLE_S = 5.0
 _RATES_KEPT_S = 30.0
 ON_A_PAGE = 50
@@ -68,6 +69,24 @@ class Section(Generic[T]):
     next: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a user may see of jobs: what a reading depends on that is made for the user's eyes.
+
+    Attributes:
+        types: The job types that are open to the user; None: all.
+        masking: What of payloads the user may not see.
+    """
+
+    types: frozenset[str] | None
+    masking: Masking
+
+    @property
+    def names(self) -> list[str] | None:
+        """The job types by name; None: all."""
+        return None if self.types is None else sorted(self.types)
+
+
 class View:
     """One request of one user.
 
@@ -102,12 +121,17 @@ class View:
         self._form = form or {}
         self._poller = poller
         self.readings: list[Reading[Any]] = []
-        self._due = time.monotonic() + _IDLE_S
+        self._kept: list[Kept] = []
+        self._idle_until = time.monotonic() + _IDLE_S
 
     @property
     def due_in_s(self) -> float:
-        """In how many seconds the first reading of the page is due again."""
-        return max(self._due - time.monotonic(), 0.0)
+        """In how many seconds the page is to be looked at again."""
+        return self._poller.due_in_s(self._kept) if self._kept else max(self._idle_until - time.monotonic(), 0.0)
+
+    async def is_due(self) -> bool:
+        """Whether a reading of the page is due again."""
+        return await self._poller.is_due(self._kept) if self._kept else time.monotonic() >= self._idle_until
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -115,9 +139,14 @@ class View:
         return tuple((reading.version, reading.problem) for reading in self.readings)
 
     @property
-    def names(self) -> list[str] | None:
+    def names(self) -> tuple[str, ...] | None:
         """The job types that the user may see; None: all."""
-        return None if self.user.types is None else sorted(self.user.types)
+        return None if self.user.types is None else tuple(sorted(self.user.types))
+
+    @property
+    def sight(self) -> Sight:
+        """What the user may see of jobs."""
+        return Sight(self.user.types, self.masking)
 
     def may(self, role: str) -> bool:
         """Whether the user has this role."""
@@ -132,11 +161,20 @@ class View:
         """The database, to change something in it."""
         return await self.app.database()
 
-    async def read(self, key: Hashable, call: Callable[[Database], Awaitable[T]], *, kept_s: float = KEPT_S) -> T:
+    async def read(
+        self,
+        call: Callable[[Database, *Arguments], Awaitable[T]],
+        *arguments: *Arguments,
+        kept_s: float = KEPT_S,
+        follows: bool = False,
+        plain: bool = False,
+    ) -> T:
         """What the poller reads: see `Poller.read`. Its time is shown on the page."""
-        reading, due = await self._poller.read(key, call, kept_s=kept_s, user=self.user.name)
+        reading, kept = await self._poller.read(
+            call, *arguments, kept_s=kept_s, follows=follows, plain=plain, user=self.user.name
+        )
         self.readings.append(reading)
-        self._due = min(self._due, due)
+        self._kept.append(kept)
         return reading.value
 
     def section(self, all: Iterable[T], name: Callable[[T], str]) -> Section[T]:
@@ -145,13 +183,16 @@ class View:
         rows = sorted((row for row in all if name(row) > after), key=name)
         return Section(rows[:ON_A_PAGE], not after, name(rows[ON_A_PAGE - 1]) if rows[ON_A_PAGE:] else None)
 
+    async def loads(self, names: Iterable[str]) -> dict[str, TopRecord]:
+        """How much waits and runs of each of these job types, as far as there is any."""
+        chosen = tuple(sorted(set(names)))
+        found = await self.read(top_types, chosen, len(chosen), follows=True) if chosen else []
+        return {load.name: load for load in found}
+
     async def periods(self, names: Sequence[str] | None) -> list[Period]:
         """The last hour and the last day of these job types together; None: of all. Processes write once a minute."""
         chosen = None if names is None else tuple(names)
-        return [
-            await self.read(("rates", chosen, wide), partial(read_period, names=chosen, wide=wide), kept_s=_RATES_KEPT_S)
-            for wide in (False, True)
-        ]
+        return [await self.read(call, chosen, kept_s=_RATES_KEPT_S) for call in (read_hour, read_day)]
 
     def text(self, name: str, default: str = "") -> str:
         """A field of the form, without blanks around it."""

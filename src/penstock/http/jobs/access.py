@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.serialization import load_json
 from penstock.errors import Unreadable
-from penstock.http.auth import Principal
 from penstock.jobs.http_queries import StoredJob
 from penstock.jobs.records import Why
 
@@ -22,14 +21,22 @@ _NOT_SUCCEEDED = "DependencyNotSucceeded"
 _MESSAGE = "a job after which it was to run did not succeed"
 
 
-def why_shown_to(user: Principal, why: Why | None) -> Why | None:
+class Limited(Protocol):
+    """A user, or what else says which job types are open; None: all."""
+
+    @property
+    def types(self) -> frozenset[str] | None:
+        """The job types."""
+
+
+def why_shown_to(user: Limited, why: Why | None) -> Why | None:
     """Why a job waits, without the names of what it waits for."""
     if user.types is None or why is None or why.reason != "dependencies":
         return why
     return replace(why, message=_WAITS, by_job=None, ahead=None)
 
 
-def job_shown_to(user: Principal, job: StoredJob) -> StoredJob:
+def job_shown_to(user: Limited, job: StoredJob) -> StoredJob:
     """A job without the ids of the jobs for which it waits and of its group, whose errors do not name them."""
     if user.types is None:
         return job

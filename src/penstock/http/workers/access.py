@@ -35,6 +35,15 @@ async def claiming_as(database: Database, user: Principal, worker: str) -> str:
     return f"user.{hashlib.blake2b(f'{user.name} {worker}'.encode(), digest_size=16).hexdigest()}"
 
 
+def is_open_to(user: Principal, worker: WorkerRecord) -> bool:
+    """Whether a user may see that there is this worker: of some types only when it works on none but these.
+
+    A worker that named no types may work on any.
+    """
+    names = {*worker.names, *worker.pools}
+    return user.types is None or (bool(names) and user.types.issuperset(names))
+
+
 def shown_to(user: Principal, worker: WorkerRecord) -> WorkerRecord:
     """A worker without what it does for others."""
     if user.types is None:

@@ -38,7 +38,7 @@ from penstock.http.routing import (
     router,
 )
 from penstock.http.service import Service
-from penstock.http.workers.access import claiming_as, is_theirs, shown_to
+from penstock.http.workers.access import claiming_as, is_open_to, is_theirs, shown_to
 from penstock.http.workers.claims import Claims
 from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs import http_queries as http
@@ -134,7 +134,7 @@ async def settle(call: Call, name: Name) -> None:
 @api.get("/v1/workers", dependencies=[READ])
 async def list_workers(user: User, database: OpenDatabase) -> list[WorkerRecord]:
     """All worker processes that work on types which the user may see, without what they do for others."""
-    return [shown_to(user, worker) for worker in await fleets.workers(database) if _open_to(user, worker)]
+    return [shown_to(user, worker) for worker in await fleets.workers(database) if is_open_to(user, worker)]
 
 
 @api.post("/v1/workers/{id}/drain", dependencies=[ADMIN])
@@ -203,12 +203,6 @@ async def unregister(id: WorkerId, user: User, database: OpenDatabase, path: Ins
     """The orderly end of a worker. What it still holds is given to others at once."""
     await _require_own(database, user, id, path)
     await worker_queries.unregister_worker(database, id)
-
-
-def _open_to(principal: Principal, worker: WorkerRecord) -> bool:
-    # A worker that named no types may work on any: a user who may not see all types may not see it.
-    names = {*worker.names, *worker.pools}
-    return principal.types is None or (bool(names) and principal.types.issuperset(names))
 
 
 async def _require_own(database: Database, user: Principal, id: str, path: str) -> None:

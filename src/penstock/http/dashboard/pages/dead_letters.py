@@ -107,9 +107,7 @@ async def replay(view: View) -> Done:
 
 async def _letters(view: View, dead: DeadLetters, partition: int, offset: int) -> list[Letter]:
     edge, record = dead.bounds[partition], dead.record
-    # An offset names the same events for ever, until retention drops them.
-    key = ("events", record.name, partition, offset, edge.next if edge.next - offset < EVENTS_ON_A_PAGE else None)
-    chunks = await view.read(key, lambda database: chunks_of(database, record.name, partition, offset), kept_s=2.0)
+    chunks = await chunks_of(view, record.name, partition, offset, edge)
     begin = dead.begin(partition)
     return [_letter(view, record.name, event, begin) for event in parsed_events(record, chunks, offset)]
 

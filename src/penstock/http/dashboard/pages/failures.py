@@ -25,10 +25,10 @@ async def show(view: View) -> Shown:
     name = view.query.get("type", "").strip() or None
     await compiled_in_slices()
     groups = [_shown(view, group) for group in await _groups(view, name)]
-    muted = await view.read("muted failures", queries.muted_failures, kept_s=5.0)
+    muted = await view.read(queries.muted_failures, kept_s=5.0)
     mutes = {(group.name, group.signature): muted.get((group.name, group.signature)) for group in groups}
     groups.sort(key=lambda group: mutes[group.name, group.signature] is not None)
-    types = [one.name for one in await view.read("types", type_queries.job_types) if view.user.may(one.name)]
+    types = [one.name for one in await view.read(type_queries.job_types) if view.user.may(one.name)]
     return Shown(
         "Failures",
         "failures.html",
@@ -82,11 +82,10 @@ def _shown(view: View, group: FailureGroup) -> FailureGroup:
 async def _groups(view: View, name: str | None) -> Sequence[FailureGroup]:
     if name is not None:
         view.require(name)
-        names: list[str] | None = [name]
+        names: tuple[str, ...] | None = (name,)
     else:
         names = view.names
-    key = ("failures by cause", None if names is None else tuple(names))
-    return await view.read(key, lambda database: queries.failure_groups(database, names, limit=_MOST_GROUPS), kept_s=5.0)
+    return await view.read(queries.failure_groups, names, None, _MOST_GROUPS, kept_s=5.0, follows=True)
 
 
 PAGES = [Page("failures", show)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.http.dashboard.view import Page, Shown, View
-from penstock.worker.doctor import Finding, examine, worst
+from penstock.worker.doctor import examine, worst
 
 _KEPT_S = 30.0
 _RANK = {"problem": 0, "warning": 1, "ok": 2}
@@ -12,13 +12,9 @@ _RANK = {"problem": 0, "warning": 1, "ok": 2}
 async def show(view: View) -> Shown:
     """The findings, worst first."""
     # The examination writes a notification and waits for it, and so goes through the connections of the application.
-    found = await view.read("doctor", lambda _: _examine(view), kept_s=_KEPT_S)
+    found = await view.read(examine, kept_s=_KEPT_S, plain=True)
     order = sorted(found, key=lambda finding: _RANK[finding.level])
     return Shown("Health", "health.html", {"findings": order, "worst": worst(found)})
-
-
-async def _examine(view: View) -> list[Finding]:
-    return await examine(await view.database())
 
 
 PAGES = [Page("health", show, all_types=True)]

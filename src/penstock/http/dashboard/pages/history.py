@@ -41,7 +41,7 @@ def others_of(period: str) -> dict[str, str]:
 
 async def show(view: View) -> Shown:
     """The types that ran longest in a period, and the same in the one before, or in that of a day, a week or a month earlier."""
-    lakes = await view.read("all lakes", lake_queries.lakes, kept_s=10.0)
+    lakes = await view.read(lake_queries.lakes, kept_s=10.0)
     names = [lake.name for lake in lakes]
     lake = view.query.get("lake") if view.query.get("lake") in names else (names[0] if names else None)
     period = given if (given := view.query.get("period", "")) in PERIODS else "day"
@@ -53,18 +53,10 @@ async def show(view: View) -> Shown:
     rows: list[Compared] = []
     workflows: tuple[list[WorkflowSummary], list[PastRun]] = ([], [])
     if lake is not None:
-        allowed = view.names
-        key = ("history", lake, period, step, None if allowed is None else tuple(allowed))
-        now, before = await view.read(
-            key,
-            lambda database: _both(database, lake, until, length, step, allowed),
-            kept_s=30.0,
-        )
+        now, before = await view.read(_both, lake, until, length, step, view.names, kept_s=30.0)
         if view.user.types is None:
             # A run has steps of any job type, so only users of all types may know of it.
-            workflows = await view.read(
-                ("run history", lake, period), lambda database: _runs(database, lake, until, length), kept_s=30.0
-            )
+            workflows = await view.read(_runs, lake, until, length, kept_s=30.0)
         earlier = {one.name: one for one in before}
         rows = [Compared(one, earlier.get(one.name)) for one in now]
     return Shown(
@@ -78,7 +70,7 @@ async def show(view: View) -> Shown:
 
 
 async def _both(
-    database: Database, lake: str, until: datetime, length: timedelta, step: timedelta, names: list[str] | None
+    database: Database, lake: str, until: datetime, length: timedelta, step: timedelta, names: tuple[str, ...] | None
 ) -> tuple[list[PastLoad], list[PastLoad]]:
     return (
         await queries.history_of(database, lake, until - length, until, names),

@@ -197,7 +197,7 @@ def timeline(view: View, job: StoredJob) -> list[Step]:
 
 async def _of(view: View) -> _Read:
     id = _id(view)
-    read = await view.read(("job", id), lambda database: _look(database, id), kept_s=1.0)
+    read = await view.read(_look, id, kept_s=1.0)
     if read.job is None or not view.user.may(read.job.name):
         raise not_here(f"job {id}")
     return replace(read, job=job_shown_to(view.user, read.job), why=why_shown_to(view.user, read.why))

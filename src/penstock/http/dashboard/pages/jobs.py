@@ -13,9 +13,9 @@ from penstock.core.serialization import load_json
 from penstock.errors import Conflict, InvalidInput, NotFound, Unreadable
 from penstock.http.auth import Role
 from penstock.http.dashboard import queries
-from penstock.http.dashboard.queries import Named
+from penstock.http.dashboard.queries import JobSearch, Named
 from penstock.http.dashboard.searching import STATES, Wanted, is_signature
-from penstock.http.dashboard.view import Action, Done, Page, Shown, View
+from penstock.http.dashboard.view import Action, Done, Page, Shown, Sight, View
 from penstock.http.errors import ApiError
 from penstock.http.jobs.access import job_shown_to
 from penstock.jobs import http_queries, type_queries
@@ -28,6 +28,7 @@ from penstock.postgres.database import Database
 ON_A_PAGE = 50
 _MOST_LOOKED = 20_000
 _MOST_SELECTED = 1_000
+_KEPT_S = 2.0
 _LONGEST_SHOWN = 160
 
 
@@ -57,12 +58,14 @@ async def search(view: View) -> Shown:
         check_masked(view, wanted)
         _check_group(view, wanted)
         after = view.query.get("after") or None
-        allowed = wanted.search.only(view.names)
-        key = ("jobs", allowed, view.names is None, wanted.finished, wanted.id, after, view.masking.any)
-        found = await view.read(key, lambda database: _look(database, view, wanted, after), kept_s=5.0)
+        if wanted.id is not None:
+            found = await view.read(_look_at, view.sight, wanted.id, kept_s=_KEPT_S, follows=True)
+        else:
+            allowed = wanted.search.only(view.names)
+            found = await view.read(_look, view.sight, allowed, wanted.finished, after, kept_s=_KEPT_S, follows=True)
     except InvalidInput as error:
         problem = f"{error.message}. {error.hint or ''}"
-    types = [one.name for one in await view.read("types", type_queries.job_types) if view.user.may(one.name)]
+    types = [one.name for one in await view.read(type_queries.job_types) if view.user.may(one.name)]
     filter = wanted.operation()
     return Shown(
         "Jobs",
@@ -85,25 +88,26 @@ async def search(view: View) -> Shown:
     )
 
 
-async def _look(database: Database, view: View, wanted: Wanted, after: str | None) -> _Found:
-    names = view.names
-    if wanted.id is not None:
-        stored = list((await http_queries.stored_jobs(database, [wanted.id])).values())
-        return _Found([line_of(view, job) for job in stored if names is None or job.name in names], {}, None, None)
+async def _look_at(database: Database, sight: Sight, id: UUID) -> _Found:
+    stored = list((await http_queries.stored_jobs(database, [id])).values())
+    return _Found([line_of(sight, job) for job in stored if sight.types is None or job.name in sight.types], {}, None, None)
+
+
+async def _look(database: Database, sight: Sight, search: JobSearch, finished: bool, after: str | None) -> _Found:
     page = await queries.search(
-        database, wanted.search.only(names), finished=wanted.finished, after=after, limit=ON_A_PAGE, most=_MOST_LOOKED
+        database, search.only(sight.names), finished=finished, after=after, limit=ON_A_PAGE, most=_MOST_LOOKED
     )
     stored_jobs = await http_queries.stored_jobs(database, page.ids)
     waiting = [id for id in page.ids if id in stored_jobs and stored_jobs[id].status is Status.WAITING]
     # Names of groups are for users of all types.
-    awaited = await queries.awaited_by(database, waiting) if waiting and names is None else {}
-    return _Found([line_of(view, stored_jobs[id]) for id in page.ids if id in stored_jobs], awaited, page.place, page.until)
+    awaited = await queries.awaited_by(database, waiting) if waiting and sight.types is None else {}
+    return _Found([line_of(sight, stored_jobs[id]) for id in page.ids if id in stored_jobs], awaited, page.place, page.until)
 
 
-def line_of(view: View, job: StoredJob) -> tuple[StoredJob, str, str]:
+def line_of(sight: Sight, job: StoredJob) -> tuple[StoredJob, str, str]:
     """A job in a list: without its documents, the beginning of its payload, and its last error."""
     bare = replace(job, data="", errors=None, result=None, progress=None, log=None)
-    return bare, shortened(view, job), error_of(view, job_shown_to(view.user, job))
+    return bare, shortened(sight, job), error_of(sight, job_shown_to(sight, job))
 
 
 def _check_group(view: View, wanted: Wanted) -> None:
@@ -122,13 +126,13 @@ def check_masked(view: View, wanted: Wanted) -> None:
         raise InvalidInput("errors of some job types are hidden from you", hint="Name another job type too.")
 
 
-def shortened(view: View, job: StoredJob) -> str:
+def shortened(sight: Sight, job: StoredJob) -> str:
     """The beginning of a payload."""
-    text = view.masking.json_text(job.name, job.data)
+    text = sight.masking.json_text(job.name, job.data)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-def error_of(view: View, job: StoredJob) -> str:
+def error_of(sight: Sight, job: StoredJob) -> str:
     """The last error of a job in one line."""
     errors: Any = []
     with suppress(Unreadable):
@@ -136,8 +140,8 @@ def error_of(view: View, job: StoredJob) -> str:
     if not isinstance(errors, list) or not errors or not isinstance(errors[-1], dict):
         return ""
     last = errors[-1]
-    message = str(view.masking.text(job.name, str(last.get("message", "")).split("\n")[0]))
-    text = f"{view.masking.text(job.name, str(last.get('type', 'Error')))}: {message}"
+    message = str(sight.masking.text(job.name, str(last.get("message", "")).split("\n")[0]))
+    text = f"{sight.masking.text(job.name, str(last.get('type', 'Error')))}: {message}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 

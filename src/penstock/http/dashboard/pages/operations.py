@@ -35,7 +35,7 @@ _CONDITIONS = {
 
 async def show(view: View) -> Shown:
     """The operations, latest first."""
-    records = await view.read("operations", lambda database: operations.operations(database, _SHOWN, False), kept_s=2.0)
+    records = await view.read(operations.operations, _SHOWN, False, kept_s=2.0)
     shown = [_shown(view, record) for record in records if _may(view, record)]
     return Shown("Operations", "operations.html", {"operations": shown, "may_stop": partial(_may_stop, view), "again": _again})
 
@@ -48,11 +48,7 @@ async def new(view: View) -> Shown:
     preview, problem = None, ""
     try:
         if not asks:
-            preview = await view.read(
-                ("preview", kind, priority, str(filter)),
-                lambda database: operations.preview(database, kind, filter, priority),
-                kept_s=5.0,
-            )
+            preview = await view.read(operations.preview, kind, filter, priority, kept_s=5.0)
     except DatabaseUnavailable:
         problem = "The jobs could not be counted within two seconds. The operation changes all that match, however many they are."
     except (InvalidInput, NotFound) as error:
@@ -109,7 +105,7 @@ async def audit(view: View) -> Shown:
     """What users changed, latest first."""
     given = view.query.get("before", "")
     before = whole_number(given)
-    changes = await view.read(("changes", before), lambda database: queries.list_changes(database, before, _SHOWN))
+    changes = await view.read(queries.list_changes, before, _SHOWN)
     last = changes[-1].id if len(changes) == _SHOWN else None
     return Shown("Audit", "audit.html", {"changes": changes, "last": last, "before": before})
 

@@ -9,7 +9,7 @@ from penstock.groups import queries as ownership
 from penstock.groups import rebalance
 from penstock.http.auth import Role
 from penstock.http.dashboard.view import Action, Done, Page, Shown, View, not_here, segment
-from penstock.jobs.top import top
+from penstock.jobs.top import top_keys
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
@@ -43,9 +43,9 @@ class Cell:
 
 async def show(view: View) -> Shown:
     """All pools that the user may see."""
-    found = [pool for pool in await view.read("pools", pool_views.details) if view.user.may(pool.name)]
-    loads = {load.name: load for load in await view.read("top", lambda database: top(database, "types", limit=1_000))}
+    found = [pool for pool in await view.read(pool_views.details) if view.user.may(pool.name)]
     section = view.section(found, lambda pool: pool.name)
+    loads = await view.loads([pool.name for pool in section.rows])
     shown = [(pool, loads.get(pool.name)) for pool in section.rows]
     return Shown("Pools", "pools.html", {"pools": shown, "section": section})
 
@@ -54,12 +54,12 @@ async def show_one(view: View) -> Shown:
     """One pool."""
     name = view.parameters["name"]
     pool = await _details(view, name)
-    read = await view.read(("pool", name), lambda database: _look(database, name))
-    keys = await view.read(("top keys", name), lambda database: top(database, "keys", names=[name], limit=_MOST_KEYS), kept_s=5.0)
+    read = await view.read(_look, name)
+    keys = await view.read(top_keys, name, _MOST_KEYS, kept_s=5.0, follows=True)
     wanted = view.query.get("key", "")
     state = None
     if wanted:
-        state = await view.read(("key", name, wanted), lambda database: pool_views.key_state(database, name, wanted))
+        state = await view.read(pool_views.key_state, name, wanted)
     masked = view.masking.masks(name)
     return Shown(
         name,
@@ -144,7 +144,7 @@ async def standing(view: View) -> Done:
 
 
 async def _details(view: View, name: str) -> PoolDetails:
-    found = [pool for pool in await view.read("pools", pool_views.details) if pool.name == name and view.user.may(name)]
+    found = [pool for pool in await view.read(pool_views.details) if pool.name == name and view.user.may(name)]
     if not found:
         raise not_here(f"pool {name}")
     return found[0]

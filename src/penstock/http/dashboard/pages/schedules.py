@@ -13,7 +13,7 @@ _MOST_RUNS = 50
 
 async def show(view: View) -> Shown:
     """All schedules that the user may see."""
-    types = {one.name: one for one in await view.read("types", type_queries.job_types)}
+    types = {one.name: one for one in await view.read(type_queries.job_types)}
     paused = {name for name, one in types.items() if one.paused_at is not None or one.concurrency == 0}
     section = view.section(await _records(view), lambda one: one.name)
     return Shown("Schedules", "schedules.html", {"schedules": section.rows, "paused": paused, "section": section})
@@ -25,7 +25,7 @@ async def show_one(view: View) -> Shown:
     record = next((one for one in await _records(view) if one.name == name), None)
     if record is None:
         raise not_here(f"schedule {name}")
-    runs = await view.read(("runs", name), lambda database: schedules.runs(database, name, None, _MOST_RUNS))
+    runs = await view.read(schedules.runs, name, None, _MOST_RUNS)
     return Shown(name, "schedule.html", {"schedule": record, "runs": runs})
 
 
@@ -39,7 +39,7 @@ async def run(view: View) -> Done:
 
 
 async def _records(view: View) -> list[ScheduleRecord]:
-    return [record for record in await view.read("schedules", schedules.schedules) if view.user.may(record.name)]
+    return [record for record in await view.read(schedules.schedules) if view.user.may(record.name)]
 
 
 PAGES = [Page("schedules", show), Page("schedules/{name}", show_one)]

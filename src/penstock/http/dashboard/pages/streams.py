@@ -58,8 +58,8 @@ class ShownEvent:
 
 async def show(view: View) -> Shown:
     """All streams that the user may see."""
-    records = [one for one in await view.read("streams", streams.list_streams) if view.user.may(one.name)]
-    lags = await view.read("lags", health.stream_lags)
+    records = [one for one in await view.read(streams.list_streams) if view.user.may(one.name)]
+    lags = await view.read(health.stream_lags)
     section = view.section(records, lambda one: one.name)
     groups = {one.name: [lag for lag in lags if lag.stream == one.name] for one in section.rows}
     return Shown("Streams", "streams.html", {"streams": section.rows, "groups": groups, "section": section})
@@ -69,8 +69,8 @@ async def show_one(view: View) -> Shown:
     """One stream with its partitions and consumer groups."""
     record = await record_of(view)
     dead = await dead_letters_of(view, record)
-    read = await view.read(("stream", record.name), lambda database: _look(database, record.name))
-    waits = {lag.group: lag.lag_s for lag in await view.read("lags", health.stream_lags) if lag.stream == record.name}
+    read = await view.read(_look, record.name)
+    waits = {lag.group: lag.lag_s for lag in await view.read(health.stream_lags) if lag.stream == record.name}
     groups: dict[str, list[Lag]] = {}
     for lag in read.lags:
         groups.setdefault(lag.group, []).append(lag)
@@ -95,7 +95,7 @@ async def show_one(view: View) -> Shown:
 async def events(view: View) -> Shown:
     """Events of a partition from an offset or a time on."""
     record = await record_of(view)
-    bounds = await view.read(("bounds", record.name), lambda database: streams.bounds(database, record.name), kept_s=1.0)
+    bounds = await view.read(streams.bounds, record.name, kept_s=1.0)
     partition = number_of(view.query.get("partition", ""), 0)
     problem, found, offset = "", [], 0
     if partition not in bounds:
@@ -107,10 +107,8 @@ async def events(view: View) -> Shown:
         if view.query.get("time"):
             offset = (await _offsets_at(view, record.name, view.query["time"])).get(partition, edge.next)
         offset = min(max(offset, edge.first), edge.next)
-        # An offset names the same events for ever, until retention drops them.
-        key = ("events", record.name, partition, offset, edge.next if edge.next - offset < EVENTS_ON_A_PAGE else None)
         try:
-            chunks = await view.read(key, lambda database: chunks_of(database, record.name, partition, offset), kept_s=2.0)
+            chunks = await chunks_of(view, record.name, partition, offset, edge)
             found = shown_events(view, record, chunks, offset)
         except OffsetGone:
             problem = "Retention has dropped these events meanwhile."
@@ -136,7 +134,7 @@ async def events(view: View) -> Shown:
 async def seek_form(view: View) -> Shown:
     """What a seek of a group would change, and the form that makes it."""
     record, group = await record_of(view), view.parameters["group"]
-    read = await view.read(("stream", record.name), lambda database: _look(database, record.name))
+    read = await view.read(_look, record.name)
     lags = [lag for lag in read.lags if lag.group == group]
     if not lags:
         raise not_here(f"consumer group {group}")
@@ -284,7 +282,7 @@ async def _offsets_at(view: View, name: str, given: str) -> dict[int, int]:
     except ValueError:
         raise InvalidInput(f"no time: {given[:100]!r}", hint="Write 2026-01-11T18:26 (UTC).") from None
     moment = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    return await view.read(("offsets at", name, moment), lambda database: streams.offsets_at(database, name, moment))
+    return await view.read(streams.offsets_at, name, moment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,10 +318,10 @@ class DeadLetters:
 async def dead_letters_of(view: View, record: StreamRecord) -> DeadLetters | None:
     """The dead letters of a stream that the user may see; None: no event of it was dead-lettered."""
     name = f"{record.name}.dead"
-    dead = next((one for one in await view.read("streams", streams.list_streams) if one.name == name), None)
+    dead = next((one for one in await view.read(streams.list_streams) if one.name == name), None)
     if dead is None or not view.user.may(record.name):
         return None
-    return await view.read(("dead letters", name), lambda database: _look_at_dead(database, dead), kept_s=1.0)
+    return await view.read(_look_at_dead, dead, kept_s=1.0)
 
 
 async def _look_at_dead(database: Database, dead: StreamRecord) -> DeadLetters:
@@ -338,7 +336,7 @@ async def _look_at_dead(database: Database, dead: StreamRecord) -> DeadLetters:
 async def record_of(view: View) -> StreamRecord:
     """The stream of the path. Raises `ApiError` 404."""
     name = view.parameters["name"]
-    records = await view.read("streams", streams.list_streams)
+    records = await view.read(streams.list_streams)
     found = next((one for one in records if one.name == name and view.user.may(name)), None)
     if found is None:
         raise not_here(f"stream {name}")
@@ -357,8 +355,14 @@ async def _look(database: Database, name: str) -> _Stream:
         return _Stream({}, [], {}, [])
 
 
-async def chunks_of(database: Database, name: str, partition: int, offset: int) -> list[Chunk]:
+async def chunks_of(view: View, name: str, partition: int, offset: int, edge: Bounds) -> list[Chunk]:
     """The chunks of a partition with the events of one page from an offset on."""
+    # An offset names the same events for ever, until retention drops them; of the last page there may be more now.
+    end = edge.next if edge.next - offset < EVENTS_ON_A_PAGE else None
+    return await view.read(_chunks, name, partition, offset, end, kept_s=2.0)
+
+
+async def _chunks(database: Database, name: str, partition: int, offset: int, end: int | None) -> list[Chunk]:
     return await streams.read_chunks(database, name, {partition: offset}, EVENTS_ON_A_PAGE, _MOST_BYTES)
 
 

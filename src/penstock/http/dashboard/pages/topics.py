@@ -9,7 +9,6 @@ from penstock.core.serialization import load_json
 from penstock.errors import InvalidInput, NotFound
 from penstock.http.auth import Role
 from penstock.http.dashboard.view import Action, Done, Page, Shown, View, not_here, segment
-from penstock.jobs.top import top
 from penstock.postgres.database import Database
 from penstock.topics import queries as topics
 from penstock.topics.models import Message, ReceiverOutcome, Subscriber, TopicCounts
@@ -34,11 +33,11 @@ async def show(view: View) -> Shown:
 async def show_one(view: View) -> Shown:
     """One topic with its subscribers and last messages."""
     counts = await _one(view)
-    read = await view.read(("topic", counts.name), lambda database: _look(database, counts))
-    loads = {load.name: load for load in await view.read("top", lambda database: top(database, "types", limit=1_000))}
+    read = await view.read(_look, counts)
     # A filter holds values of payloads.
-    shown = [replace(one, filter=view.masking.shown(counts.name, one.filter)) for one in read.subscribers[:_MOST_SHOWN]]
-    subscribers = [(one, loads.get(one.queue) if one.key is None else None) for one in shown]
+    listed = [replace(one, filter=view.masking.shown(counts.name, one.filter)) for one in read.subscribers[:_MOST_SHOWN]]
+    loads = await view.loads([one.queue for one in listed if one.key is None])
+    subscribers = [(one, loads.get(one.queue) if one.key is None else None) for one in listed]
     values = {
         "topic": counts, "subscribers": subscribers, "more": len(read.subscribers) - _MOST_SHOWN,
         "messages": [(one, _shortened(view, counts.name, one.data)) for one in reversed(read.messages)],
@@ -53,7 +52,7 @@ async def message(view: View) -> Shown:
         id = UUID(view.parameters["id"])
     except ValueError:
         raise not_here(f"message {view.parameters['id']}") from None
-    found = await view.read(("message", counts.name, id), lambda database: _outcomes(database, counts.name, id))
+    found = await view.read(_outcomes, counts.name, id)
     if found is None:
         raise not_here(f"message {id}")
     return Shown(f"Message of {counts.name}", "message.html", {"topic": counts, "id": id, "outcomes": found})
@@ -90,7 +89,7 @@ async def unsubscribe(view: View) -> Done:
 
 
 async def _counts(view: View) -> list[TopicCounts]:
-    return [one for one in await view.read("topics", topics.counts) if view.user.may(one.name)]
+    return [one for one in await view.read(topics.counts) if view.user.may(one.name)]
 
 
 async def _one(view: View) -> TopicCounts:

@@ -16,29 +16,27 @@ from penstock.http.auth import Role
 from penstock.http.dashboard import queries
 from penstock.http.dashboard.queries import PastLoad
 from penstock.http.dashboard.rendering import pretty_json
-from penstock.http.dashboard.view import Action, Done, Page, Shown, View, not_here, segment
+from penstock.http.dashboard.view import ON_A_PAGE, Action, Done, Page, Shown, View, not_here, segment
 from penstock.http.jobs.models import JobTypeOptions
 from penstock.http.routing import unfit
 from penstock.jobs import rates, type_queries
 from penstock.jobs.models import NewJob
 from penstock.jobs.records import HandlerRecord, JobTypeRecord
-from penstock.jobs.top import TopRecord, top
+from penstock.jobs.top import top_keys
 from penstock.worker import fleets
 
-_MOST_TYPES = 1_000
 _MOST_KEYS = 20
 _WEEK = timedelta(days=7)
 
 
 async def show(view: View) -> Shown:
     """All job types that the user may see."""
-    loads = await _loads(view)
-    records = await _records(view)
-    names = view.names
-    key = ("type rates", None if names is None else tuple(names))
-    found = await view.read(key, lambda database: rates.type_rates(database, names, _MOST_TYPES), kept_s=30.0)
+    section = view.section(await _records(view), lambda record: record.name)
+    names = [record.name for record in section.rows]
+    # Only of what is shown: there may be any number of types.
+    loads = await view.loads(names)
+    found = await view.read(rates.type_rates, tuple(names), ON_A_PAGE, kept_s=30.0)
     by_type = {one.name: one for one in found}
-    section = view.section(records, lambda record: record.name)
     shown = [(record, loads.get(record.name), by_type.get(record.name)) for record in section.rows]
     return Shown("Job types", "types.html", {"types": shown, "section": section, "since": found[0].since if found else None})
 
@@ -47,19 +45,20 @@ async def show_one(view: View) -> Shown:
     """One job type."""
     name = view.parameters["name"]
     record = await _record(view, name)
-    keys = await view.read(("top keys", name), lambda database: top(database, "keys", names=[name], limit=_MOST_KEYS), kept_s=5.0)
-    workers = await view.read("workers", fleets.workers)
-    handlers = await view.read("handlers", type_queries.handlers, kept_s=10.0)
+    keys = await view.read(top_keys, name, _MOST_KEYS, kept_s=5.0, follows=True)
+    workers = await view.read(fleets.workers)
+    handlers = await view.read(type_queries.handlers, kept_s=10.0)
     return Shown(
         name,
         "type.html",
         {
             "type": record,
-            "load": (await _loads(view)).get(name),
+            "load": (await view.loads([name])).get(name),
             "keys": keys,
             "periods": await view.periods([name]),
             "past": await _past(view, name),
-            "workers": [worker for worker in workers if worker.alive and name in worker.names],
+            # Only their number: a worker may work for others too.
+            "workers": sum(worker.alive and name in worker.names for worker in workers),
             "handler": next((one for one in handlers if one.name == name and one.kind in ("job", "pool")), None),
         },
     )
@@ -68,14 +67,10 @@ async def show_one(view: View) -> Shown:
 async def _past(view: View, name: str) -> PastLoad | None:
     """The last week of the type, where a lake knows it."""
     with suppress(DatabaseUnavailable):
-        lakes = await view.read("all lakes", lake_queries.lakes, kept_s=10.0)
+        lakes = await view.read(lake_queries.lakes, kept_s=10.0)
         if lakes:
-            until = datetime.now(UTC)
-            found = await view.read(
-                ("past", name),
-                lambda database: queries.history_of(database, lakes[0].name, until - _WEEK, until, [name]),
-                kept_s=60.0,
-            )
+            until = datetime.now(UTC).replace(second=0, microsecond=0)
+            found = await view.read(queries.history_of, lakes[0].name, until - _WEEK, until, (name,), kept_s=60.0)
             return next(iter(found), None)
     return None
 
@@ -84,7 +79,7 @@ async def enqueue_form(view: View) -> Shown:
     """The form of a new job, from the schema of its payload."""
     name = view.parameters["name"]
     record = await _record(view, name)
-    handlers = await view.read("handlers", type_queries.handlers, kept_s=10.0)
+    handlers = await view.read(type_queries.handlers, kept_s=10.0)
     handler = next((one for one in handlers if one.name == name and one.kind in ("job", "pool")), None)
     return Shown(f"Enqueue a job of {name}", "enqueue.html", {"type": record, "handler": handler, "payload": example_of(handler)})
 
@@ -164,13 +159,8 @@ def _example(schema: Any, root: dict[str, Any], depth: int) -> Any:
     return {"string": "", "integer": 0, "number": 0, "boolean": False, "array": []}.get(kind if isinstance(kind, str) else "")
 
 
-async def _loads(view: View) -> dict[str, TopRecord]:
-    found = await view.read("top", lambda database: top(database, "types", limit=_MOST_TYPES))
-    return {load.name: load for load in found}
-
-
 async def _records(view: View) -> list[JobTypeRecord]:
-    return [record for record in await view.read("types", type_queries.job_types) if view.user.may(record.name)]
+    return [record for record in await view.read(type_queries.job_types) if view.user.may(record.name)]
 
 
 async def _record(view: View, name: str) -> JobTypeRecord:

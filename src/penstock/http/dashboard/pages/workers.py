@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.http.dashboard.view import Action, Done, Page, Shown, View, not_here
-from penstock.http.workers.access import is_theirs, shown_to
+from penstock.http.workers.access import is_open_to, is_theirs, shown_to
 from penstock.postgres.database import Database
 from penstock.worker import fleets
-from penstock.worker.fleets import WorkerRecord
 
 _MOST_LEASES = 1_000
 
@@ -27,13 +26,13 @@ class _Lease:
 async def show(view: View) -> Shown:
     """The workers that the user may see, and what they hold."""
     user = view.user
-    workers = [shown_to(user, worker) for worker in await view.read("workers", fleets.workers) if _may(view, worker)]
-    leases = await view.read("leases", _leases)
+    workers = [shown_to(user, worker) for worker in await view.read(fleets.workers) if is_open_to(user, worker)]
+    leases = await view.read(_leases, kept_s=2.0, follows=True)
     held: dict[str, list[_Lease]] = {}
     for lease in leases:
         if user.may(lease.name):
             held.setdefault(lease.worker, []).append(lease)
-    all_fleets = await view.read("fleets", fleets.fleets) if user.types is None else []
+    all_fleets = await view.read(fleets.fleets) if user.types is None else []
     order = sorted(workers, key=lambda worker: (not worker.alive, worker.host, worker.id))
     return Shown("Workers", "workers.html", {"workers": order, "held": held, "fleets": all_fleets})
 
@@ -63,10 +62,6 @@ async def _leases(database: Database) -> list[_Lease]:
         "select worker, name, open_jobs, started_at from penstock.leases order by expires_at limit $1", _MOST_LEASES
     )
     return [_Lease(*tuple(row)) for row in rows]
-
-
-def _may(view: View, worker: WorkerRecord) -> bool:
-    return view.user.types is None or bool(set(worker.names) & view.user.types)
 
 
 PAGES = [Page("workers", show)]

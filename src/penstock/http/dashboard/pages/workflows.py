@@ -14,7 +14,7 @@ from penstock.http.dashboard import queries
 from penstock.http.dashboard.pages.jobs import line_of
 from penstock.http.dashboard.queries import JobSearch, Named
 from penstock.http.dashboard.run_page import Run, read_run, shown_run
-from penstock.http.dashboard.view import Action, Done, Page, Shown, View, not_here, segment
+from penstock.http.dashboard.view import Action, Done, Page, Shown, Sight, View, not_here, segment
 from penstock.jobs import http_queries
 from penstock.jobs.http_queries import StoredJob
 from penstock.postgres.database import Database
@@ -58,7 +58,7 @@ class _Group:
 async def show(view: View) -> Shown:
     """The job groups, latest first."""
     open = view.query.get("open") == "yes"
-    groups = await view.read(("groups", open), lambda database: workflows.groups(database, _SHOWN, open=open))
+    groups = await view.read(_groups, open, kept_s=2.0, follows=True)
     return Shown(
         "Workflows", "workflows.html", {"groups": [Progress.of(group) for group in groups], "open": open, "most": _SHOWN}
     )
@@ -98,9 +98,13 @@ async def retry(view: View) -> Done:
     return Done(f"workflows/{segment(new)}", "This is the new run, which shares the results of the steps that are not run again.")
 
 
+async def _groups(database: Database, open: bool) -> list[JobGroupRecord]:
+    return await workflows.groups(database, _SHOWN, open=open)
+
+
 async def _read(view: View) -> _Group:
     wanted = view.parameters["id"]
-    read = await view.read(("group", wanted), lambda database: _look(database, wanted), kept_s=1.0)
+    read = await view.read(_look, wanted, kept_s=1.0, follows=True)
     if read is None:
         raise not_here(f"job group {wanted}")
     return read
@@ -126,15 +130,15 @@ async def _find(database: Database, wanted: str) -> JobGroupRecord:
 async def _children(view: View, group: UUID, *, finished: bool, status: str | None = None) -> list[tuple[StoredJob, str]]:
     """The newest children, each with its last error."""
     search = JobSearch(status=status, group=group)
+    return await view.read(_look_for, view.sight, search, finished, kept_s=2.0, follows=True)
 
-    async def look(database: Database) -> list[tuple[StoredJob, str]]:
-        # An index leads to these jobs alone: it looks at no others.
-        page = await queries.search(database, search, finished=finished, limit=_CHILDREN, most=_CHILDREN)
-        stored = await http_queries.stored_jobs(database, page.ids)
-        lines = [line_of(view, stored[id]) for id in page.ids if id in stored]
-        return [(job, error) for job, _, error in lines]
 
-    return await view.read(("children", search, finished, view.masking.any), look, kept_s=5.0)
+async def _look_for(database: Database, sight: Sight, search: JobSearch, finished: bool) -> list[tuple[StoredJob, str]]:
+    # An index leads to these jobs alone: it looks at no others.
+    page = await queries.search(database, search, finished=finished, limit=_CHILDREN, most=_CHILDREN)
+    stored = await http_queries.stored_jobs(database, page.ids)
+    lines = [line_of(sight, stored[id]) for id in page.ids if id in stored]
+    return [(job, error) for job, _, error in lines]
 
 
 PAGES = [Page("workflows", show, all_types=True), Page("workflows/{id}", show_one, all_types=True)]

@@ -26,7 +26,8 @@ declare
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'ended_runs', 'scan',
         'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list', 'preview_operation',
         'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
-        'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates'
+        'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates',
+        'job_marks', 'work_of_transaction'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'set_priority', 'replay', 'start_standing', 'stop_standing',

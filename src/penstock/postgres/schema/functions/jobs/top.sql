@@ -148,7 +148,7 @@ declare
     by_index boolean;
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'names');
-    perform penstock.check_limit(p_limit, 1000);
+    perform penstock.check_limit(p_limit, 10000);
     if p_by is null or p_by not in ('types', 'keys') then
         raise exception 'unknown kind: %', coalesce(left(p_by, 100), 'null')
             using errcode = 'PS400', hint = 'The top is that of types or keys.';
