@@ -197,21 +197,22 @@ def timeline(view: View, job: StoredJob) -> list[Step]:
 
 async def _of(view: View) -> _Read:
     id = _id(view)
-    read = await view.read(_look, id, kept_s=1.0)
-    if read.job is None or not view.user.may(read.job.name):
+    read = await view.read(_look, view.user.types, id, kept_s=1.0)
+    if read.job is None:
         raise not_here(f"job {id}")
     return replace(read, job=job_shown_to(view.user, read.job), why=why_shown_to(view.user, read.why))
 
 
-async def _look(database: Database, id: UUID) -> _Read:
+async def _look(database: Database, types: frozenset[str] | None, id: UUID) -> _Read:
+    """A job of these types, or of any. One of another type takes no statement more than one that there is not."""
     job = (await http_queries.stored_jobs(database, [id], log=True)).get(id)
+    if job is None or (types is not None and job.name not in types):
+        return _Read(None, None, Surroundings(None, None, None), {})
     why = None
-    if job is not None and not job.status.finished:
+    if not job.status.finished:
         # It may have ended since it was read.
         with suppress(NotFound):
             why = await jobs.why(database, id)
-    if job is None:
-        return _Read(None, None, Surroundings(None, None, None), {})
     groups = await queries.named_groups(database, job.after) if job.after else {}
     steps = await workflows.steps_shown(database, id, _MOST_RESULTS, limit=_ALL_STEPS)
     return _Read(job, why, await queries.surroundings_of(database, id), groups, steps)

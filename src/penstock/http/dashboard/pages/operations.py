@@ -35,8 +35,8 @@ _CONDITIONS = {
 
 async def show(view: View) -> Shown:
     """The operations, latest first."""
-    records = await view.read(operations.operations, _SHOWN, False, kept_s=2.0)
-    shown = [_shown(view, record) for record in records if _may(view, record)]
+    records = await view.read(operations.operations, _SHOWN, False, view.names, kept_s=2.0)
+    shown = [_shown(view, record) for record in records]
     return Shown("Operations", "operations.html", {"operations": shown, "may_stop": partial(_may_stop, view), "again": _again})
 
 
