@@ -16,13 +16,14 @@ import httpx
 import pytest
 
 from penstock import Penstock, Settings
+from penstock.core.spending import spending
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.http.dashboard import poller
 from penstock.http.dashboard.pacing import SHARE
 from penstock.http.errors import from_penstock
 from penstock.jobs.top import top_types
 from penstock.postgres.database import Database
-from penstock.postgres.read_only import ReadOnlyDatabase, spending
+from penstock.postgres.read_only import ReadOnlyDatabase
 from penstock.postgres.translation import StatementCancelled
 from penstock.testing import TemporaryDatabases
 from tests.chaos.proxy import Proxy

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.backend import Backend, with_backend
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.core.spending import spending
 from penstock.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="How everything is doing, live; and what fills the queue: types, keys.", invoke_without_command=True)
 _EVERY_S = 3.0
-# What takes long to read is read seldom: at most a hundredth of the time, and yet within minutes.
+# What is dear to read is read seldom: it takes at most a hundredth of a processor of the database. A server paces its readings.
 _SHARE = 100.0
 _LONGEST_S = 300.0
 _SHOWN = 15
@@ -66,20 +66,20 @@ async def _follow(backend: Backend) -> None:
     found: Overview | None = None
     with Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
-            began = time.monotonic()
             problem = ""
-            try:
-                found = await backend.overview()
-            except DatabaseUnavailable as error:
-                problem = error.message
+            with spending() as spent:
+                try:
+                    found = await backend.overview()
+                except DatabaseUnavailable as error:
+                    problem = error.message
             if found is not None or problem:
                 live.update(screen(found, max(out.height - 16, 3), problem), refresh=True)
-            await asyncio.sleep(pause_after(time.monotonic() - began, failed=bool(problem)))
+            await asyncio.sleep(pause_after(spent.cost_s, failed=bool(problem)))
 
 
-def pause_after(took_s: float, *, failed: bool) -> float:
-    """For how many seconds the overview stays as it is. `failed`: it could not be read, however long that took."""
-    return _EVERY_S if failed else max(_EVERY_S, min(_SHARE * took_s, _LONGEST_S))
+def pause_after(cost_s: float, *, failed: bool) -> float:
+    """For how many seconds the overview stays as it is. `failed`: it could not be read, whatever that cost."""
+    return _EVERY_S if failed else max(_EVERY_S, min(_SHARE * cost_s, _LONGEST_S))
 
 
 @app.command()

@@ -10,14 +10,17 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from penstock.core.spending import spending
+
 T = TypeVar("T")
 _KEPT_S = 5.0
-# Reading takes at most this share of the time: what takes a second is kept for twenty.
+# Reading takes at most this share of a processor of the database: what costs a second of it is kept for twenty. The time for
+# which it waited for one is no cost, or the value would be old just when the machine is full.
 _SHARE = 20.0
 
 
 class Kept(Generic[T]):
-    """The latest reading, some seconds old at most, or twenty times as old as a reading takes.
+    """The latest reading, some seconds old at most, or twenty times as old as a reading costs the database.
 
     Args:
         read: Reads it.
@@ -41,8 +44,10 @@ class Kept(Generic[T]):
         async with self._reading:
             now = time.monotonic()
             if self._value is None or now >= self._good_until or (now >= self._may_read_at and lacks(self._value)):
-                self._value = await self._read()
-                took = time.monotonic() - now
-                self._may_read_at = now + took + _SHARE * took
-                self._good_until = now + took + max(self._kept_s, _SHARE * took)
+                with spending() as spent:
+                    self._value = await self._read()
+                done = time.monotonic()
+                rests = _SHARE * spent.of(done - now)
+                self._may_read_at = done + rests
+                self._good_until = done + max(self._kept_s, rests)
             return self._value

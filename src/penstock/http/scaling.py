@@ -1,25 +1,23 @@
 """Scaling advice in a server: read seldom, and shown as gauges to external scalers such as KEDA.
 
 Reading the load looks at the whole queue. However many scrape, and however large the queue is, that takes at most a twentieth of
-the time of one connection: a reading is kept for five seconds, and for twenty times as long as it took.
+a processor of the database: a reading is kept for five seconds, and for twenty times what it cost.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from penstock.core.cached import Kept
 from penstock.jobs.scaling import Load, ScaleAdvice, advise
 from penstock.pools import views as pool_views
 from penstock.postgres.database import Database
 
 _KEPT_S = 5.0
-_SHARE = 20.0
 _OVER = timedelta(minutes=1)
 _MOST_TYPES = 1_000
 GAUGE_WAIT_S = 5.0
@@ -42,22 +40,11 @@ class Scaling:
     """
 
     def __init__(self, database: Database, *, kept_s: float = _KEPT_S) -> None:
-        self._database = database
-        self._kept_s = kept_s
-        self._loads: list[Load] = []
-        self._good_until = 0.0
-        self._reading = asyncio.Lock()
+        self._loads: Kept[list[Load]] = Kept(lambda: pool_views.load_of_types(database, _OVER), kept_s=kept_s)
 
     async def advice(self, wait_s: float) -> list[ScaleAdvice]:
         """Advice for each job type, for jobs to wait `wait_s` seconds at most."""
-        async with self._reading:
-            if time.monotonic() >= self._good_until:
-                started = time.monotonic()
-                self._loads = await pool_views.load_of_types(self._database, _OVER)
-                now = time.monotonic()
-                self._good_until = now + max(self._kept_s, _SHARE * (now - started))
-            loads = self._loads
-        return [advise(load, wait_s) for load in loads]
+        return [advise(load, wait_s) for load in await self._loads()]
 
 
 class ScalingGauges(Collector):

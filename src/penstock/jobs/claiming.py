@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from penstock.core import measuring
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
+from penstock.core.spending import spending
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
@@ -15,6 +17,8 @@ from penstock.jobs.watermarks import Watermarks
 from penstock.postgres.database import Database
 
 log = get_logger("penstock.worker")
+_SLOW_S = 0.05
+_COST_KNOWN_S = 30.0
 
 
 class WatermarkedClaims:
@@ -29,6 +33,9 @@ class WatermarkedClaims:
         self._database = database
         self._keys = None if keyring is None else keyring.ids or None
         self.watermarks = Watermarks()
+        self._seems_slow = False
+        # What a full scan costs at most, and until when that is known.
+        self._scan_cost_s, self._known_until = 2 * _SLOW_S, 0.0
 
     async def claim(
         self, holder: str, names: Sequence[str], limit: int, most: Sequence[int] | None = None, shared: bool = False
@@ -36,12 +43,20 @@ class WatermarkedClaims:
         """Claim up to `limit` jobs of these types for a worker. `most`, `shared`: see `claim_queries.claim`."""
         now = time.monotonic()
         given = self.watermarks.for_claim(now)
-        claim = await claim_queries.claim(self._database, holder, names, limit, given, self._keys, most, shared)
+        asked = not given and self._seems_slow and now >= self._known_until
+        with spending() if asked else nullcontext() as spent:
+            claim = await claim_queries.claim(self._database, holder, names, limit, given, self._keys, most, shared)
         if claim.jobs:
             self.watermarks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
         if not given:
             scanned_at = time.monotonic()
-            self.watermarks.scanned(scanned_at, scanned_at - now if len(claim.jobs) < limit else 0.0)
+            took_s = scanned_at - now
+            # A scan that seems slow may have waited, for a processor or a lock. What it costs is asked of the next one, and
+            # seldom: to ask takes a transaction, and most scans are fast.
+            self._seems_slow = took_s > _SLOW_S
+            if spent is not None:
+                self._scan_cost_s, self._known_until = spent.of(took_s), scanned_at + _COST_KNOWN_S
+            self.watermarks.scanned(scanned_at, min(took_s, self._scan_cost_s) if len(claim.jobs) < limit else 0.0)
         return claim.jobs
 
     def full_scan(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from penstock.jobs.models import ClaimedJob
 
 _FULL_SCAN_EVERY_S = 1.0
-_FULL_SCAN_SHARE = 20.0  # a full scan may take at most a twentieth of the time
+_FULL_SCAN_SHARE = 20.0  # a full scan may take at most a twentieth of a processor
 _HORIZON_WAIT_S = 0.1
 _MOST_PENDING = 512
 
@@ -70,9 +70,9 @@ class Watermarks:
             if len(pending) > _MOST_PENDING:
                 pending.popleft()
 
-    def scanned(self, now: float, took: float) -> None:
-        """A full scan found nothing (more): the next one is due a while later, longer when it was slow."""
-        self._next_full_scan = now + max(_FULL_SCAN_EVERY_S, took * _FULL_SCAN_SHARE)
+    def scanned(self, now: float, cost_s: float) -> None:
+        """A full scan found nothing (more): the next one is due a while later, longer when it was dear."""
+        self._next_full_scan = now + max(_FULL_SCAN_EVERY_S, cost_s * _FULL_SCAN_SHARE)
 
     def full_scan(self) -> None:
         """Something came back below the watermarks: let the next claim be a full scan."""

@@ -23,8 +23,10 @@ import asyncpg
 
 from penstock.core import measuring
 from penstock.core.logs import get_logger
+from penstock.core.spending import spent_here
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError, SchemaMismatch
 from penstock.postgres import credentials
+from penstock.postgres.counting import counted
 from penstock.postgres.pinned import ORDINARY, begin_statement, set_statements, settings_of
 from penstock.postgres.translation import lost_connection, translate
 from penstock.settings import Settings
@@ -281,11 +283,11 @@ class Database:
 
         async def once() -> list[Any]:
             async with self._acquire() as connection:
-                if not self._places.get(self.url, _UNKNOWN).begins:
+                if spent_here() is None and not self._places.get(self.url, _UNKNOWN).begins:
                     return list(await connection.fetch(query, *args, timeout=timeout))
                 # A statement is parsed in one round trip and executed in another; the pooler may change the connection between.
                 async with self._begun(connection):
-                    return list(await connection.fetch(query, *args, timeout=timeout))
+                    return await counted(connection, query, *args, timeout=timeout)
 
         return await (self.retrying(once) if retry else self._translated(once))
 

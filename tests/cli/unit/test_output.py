@@ -32,7 +32,7 @@ def test_a_run_of_a_workflow_with_brackets_is_printed_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("took_s", "failed", "pause_s"), [(0.001, False, 3.0), (0.5, False, 50.0), (20.0, False, 300.0), (10.0, True, 3.0)]
+    ("cost_s", "failed", "pause_s"), [(0.001, False, 3.0), (0.5, False, 50.0), (20.0, False, 300.0), (10.0, True, 3.0)]
 )
-def test_the_screen_is_never_old_for_long(took_s: float, failed: bool, pause_s: float) -> None:
-    assert pause_after(took_s, failed=failed) == pause_s
+def test_the_screen_is_never_old_for_long(cost_s: float, failed: bool, pause_s: float) -> None:
+    assert pause_after(cost_s, failed=failed) == pause_s

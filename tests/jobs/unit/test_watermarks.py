@@ -75,13 +75,13 @@ def test_priorities_have_watermarks_of_their_own() -> None:
     assert watermarks.for_claim(0.5) == {"ship": {"0": 10, "-5": 0}}
 
 
-def test_a_full_scan_is_due_at_once_when_asked_for_and_seldom_when_it_is_slow() -> None:
+def test_a_full_scan_is_due_at_once_when_asked_for_and_seldom_when_it_is_dear() -> None:
     watermarks = Watermarks()
     watermarks.claimed([job(10)], horizon=1, ceiling=1, now=0.45)
     watermarks.claimed([job(11)], horizon=1, ceiling=1, now=0.45)
-    watermarks.scanned(100.0, took=1.0)
+    watermarks.scanned(100.0, cost_s=1.0)
     assert watermarks.for_claim(119.0) != {}
     assert watermarks.for_claim(120.0) == {}
-    watermarks.scanned(120.0, took=0.0)
+    watermarks.scanned(120.0, cost_s=0.0)
     watermarks.full_scan()
     assert watermarks.for_claim(120.0) == {}

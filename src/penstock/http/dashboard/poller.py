@@ -30,11 +30,12 @@ from weakref import WeakValueDictionary
 
 from penstock.app import Penstock
 from penstock.core.bounded import seen
+from penstock.core.spending import spending
 from penstock.errors import DatabaseUnavailable
 from penstock.http.dashboard.pacing import LOOK_S, Changes, Marks, Pace
 from penstock.http.errors import ApiError
 from penstock.postgres.database import Database
-from penstock.postgres.read_only import ReadOnlyDatabase, spending
+from penstock.postgres.read_only import ReadOnlyDatabase
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -275,7 +276,7 @@ class Poller:
             same = kept.reading is not None and kept.reading.value == value
             number = kept.reading.version if same and kept.reading is not None else next(self._versions)
             kept.reading = Reading(value, datetime.now(UTC), now - began, version=number)
-            kept.pace.done(now, spent.cost_s if spent.statements else now - began, version)
+            kept.pace.done(now, spent.of(now - began), version)
             if self._changed != changed:
                 # What a user changed meanwhile may not be in it.
                 kept.pace.now(now)
