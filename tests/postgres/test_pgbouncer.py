@@ -234,7 +234,6 @@ async def test_defaults_of_the_database_do_not_matter_and_what_is_set_does_not_s
     other = await asyncpg.connect(pooled, statement_cache_size=0)
     for setting, value in (
         ("default_transaction_isolation", "serializable"),
-        ("search_path", "public"),
         ("DateStyle", "SQL, DMY"),
     ):
         assert await other.fetchval(f"show {setting}") == value

@@ -17,8 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from penstock.cli.backend import Backend, group_named, with_backend
 from penstock.cli.output import AsJson, err, moment, out, print_json, say, span
 from penstock.errors import InvalidInput
-from penstock.jobs.enqueue import the_only
-from penstock.jobs.models import Enqueued, NewJob, When
+from penstock.jobs.models import Enqueued, NewJob, When, the_only
 
 _BATCH = 5_000
 _FIELDS = {field.name for field in fields(NewJob)}

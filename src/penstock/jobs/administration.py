@@ -14,9 +14,19 @@ from penstock.jobs import opening, type_queries
 from penstock.jobs import queries as jobs
 from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
-from penstock.jobs.enqueue import enqueue_many, the_only
+from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Enqueued, EnqueueOutcome, GroupReference, NewJob, NewJobOptions, group_id, make_id, new_job
+from penstock.jobs.models import (
+    Enqueued,
+    EnqueueOutcome,
+    GroupReference,
+    NewJob,
+    NewJobOptions,
+    group_id,
+    make_id,
+    new_job,
+    the_only,
+)
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.jobs.top import TopRecord, check_top, top
 

@@ -19,7 +19,7 @@ from penstock.core.checks import check_choice, check_many, check_moment, check_n
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
-from penstock.errors import Conflict, InvalidInput
+from penstock.errors import InvalidInput
 from penstock.jobs import queries
 from penstock.jobs.checks import LONGEST_TIMEOUT
 from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, NewJob, When, group_id, jobs_after, make_id
@@ -197,17 +197,6 @@ def receipts_of(batch: JobColumns, exceptions: Exceptions) -> list[Enqueued]:
     if not exceptions:
         return list(map(Enqueued, batch.ids, repeat(queued)))
     return [Enqueued(*exceptions.get(index, (id, queued))) for index, id in enumerate(batch.ids)]
-
-
-def the_only(receipts: Sequence[Enqueued]) -> Enqueued:
-    """The receipt of a call that enqueued one job. Raises `Conflict` when its id is that of a job of another type."""
-    [receipt] = receipts
-    if receipt.outcome is EnqueueOutcome.TAKEN:
-        raise Conflict(
-            f"the id {receipt.id} belongs to another job",
-            hint="Every job needs an id of its own. Leave the id out to get a new one.",
-        )
-    return receipt
 
 
 def _joined(slices: Sequence[JobColumns]) -> JobColumns:

@@ -14,9 +14,9 @@ from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import type_queries
 from penstock.jobs.child import ChildJob
-from penstock.jobs.enqueue import enqueue_many, the_only
+from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
-from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, new_job
+from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, new_job, the_only
 from penstock.jobs.options import Options
 from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.sync import SyncJobCall, SyncJobType

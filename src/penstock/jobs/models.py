@@ -13,7 +13,7 @@ import asyncpg.pgproto.pgproto
 import uuid_utils
 
 from penstock.core.checks import check_names
-from penstock.errors import InvalidInput
+from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.records import parse_id
 
 Executor = Literal["auto", "thread", "process"]
@@ -232,3 +232,14 @@ class Settlement(NamedTuple):
 def make_id() -> UUID:
     """A new UUIDv7 of the database driver's own class, which is several times as fast to make and to send as `uuid.UUID`."""
     return asyncpg.pgproto.pgproto.UUID(uuid_utils.uuid7().bytes)
+
+
+def the_only(receipts: Sequence[Enqueued]) -> Enqueued:
+    """The receipt of a call that enqueued one job. Raises `Conflict` when its id is that of a job of another type."""
+    [receipt] = receipts
+    if receipt.outcome is EnqueueOutcome.TAKEN:
+        raise Conflict(
+            f"the id {receipt.id} belongs to another job",
+            hint="Every job needs an id of its own. Leave the id out to get a new one.",
+        )
+    return receipt

@@ -20,10 +20,9 @@ from penstock.core.serialization import Codec, dump_json
 from penstock.errors import InvalidInput
 from penstock.groups.assignors import KeyAssign, slot_of
 from penstock.jobs.declarations import Decorator
-from penstock.jobs.enqueue import the_only
 from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Enqueued, Executor, KeyedJobOptions, NewJob, new_job
+from penstock.jobs.models import Enqueued, Executor, KeyedJobOptions, NewJob, new_job, the_only
 from penstock.jobs.options import Options, PoolOptions
 from penstock.pools.models import StandingState
 from penstock.pools.pool_control import PoolControl

@@ -1,10 +1,13 @@
 """The settings that Penstock's own connections need, whatever a role, a database or a server sets by default.
 
 Roles, databases and servers have defaults that change what a statement does: an isolation level at which a claim cannot work, a
-time limit that ends a migration, a schema before `pg_catalog`, another text of a time. A direct connection asks for its settings
+time limit that ends a migration, another text of a time. A direct connection asks for its settings
 when it starts, which costs nothing. A pooler such as PgBouncer refuses parameters that it does not know at the start of a
 connection, and gives what is set later to the next user of the connection. Through one, each transaction sets them for itself,
 with the statement that begins it.
+
+The search path is left as it is: all names in Penstock's statements have their schema, and an application may use these connections
+for tables of its own.
 
 What cannot be set is refused when a program starts, see `penstock.postgres.suitability`.
 """
@@ -26,8 +29,6 @@ PINNED = {
     "transaction_timeout": "0",
     # Connections of a pool, and the one that listens, are idle as long as nothing happens.
     "idle_session_timeout": "0",
-    # All names in statements have their schema.
-    "search_path": "pg_catalog",
     "row_security": "on",
     # How texts are read, and values written as text.
     "standard_conforming_strings": "on",
@@ -49,7 +50,7 @@ _ESCAPED = r"\\\1"
 
 # Of the settings that a role, database or server has, those that a call cannot do with. The others only slow it down, or show
 # in statements that people write.
-_NEEDED = PINNED.keys() - {"search_path", "jit", "default_table_access_method", "transaction_timeout", "idle_session_timeout"}
+_NEEDED = PINNED.keys() - {"jit", "default_table_access_method", "transaction_timeout", "idle_session_timeout"}
 ORDINARY = "select where " + " and ".join(f"current_setting('{name}') = '{PINNED[name]}'" for name in sorted(_NEEDED))
 """Returns a row when the settings are those that are needed, without having been set."""
 
