@@ -6,8 +6,8 @@ when it starts, which costs nothing. A pooler such as PgBouncer refuses paramete
 connection, and gives what is set later to the next user of the connection. Through one, each transaction sets them for itself,
 with the statement that begins it.
 
-The search path is left as it is: all names in Penstock's statements have their schema, and an application may use these connections
-for tables of its own.
+The search path is left as it is: all names in Penstock's statements have their schema, and an application may use these
+connections for tables of its own.
 
 What cannot be set is refused when a program starts, see `penstock.postgres.suitability`.
 """
