@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from penstock import Conflict, DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
+from penstock.postgres.translation import StatementCancelled
 from penstock.testing import running_worker
 from tests.activity import seen_now
 from tests.waiting import eventually
@@ -23,7 +24,7 @@ from tests.waiting import eventually
         ("40001", DatabaseUnavailable),
         ("40P01", DatabaseUnavailable),
         ("53100", DatabaseUnavailable),
-        ("57014", DatabaseUnavailable),
+        ("57014", StatementCancelled),
         ("57P01", DatabaseUnavailable),
         ("54000", InvalidInput),
         ("22003", InvalidInput),

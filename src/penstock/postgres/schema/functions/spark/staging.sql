@@ -70,7 +70,7 @@ begin
                           else format(
                               '; or have it take over the name and begin where the other one ended: penstock streams writers takeover %s',
                               -- As a shell takes it.
-                              '''' || replace(p_writer, '''', '''\''''') || ''''
+                              '''' || replace(p_writer, '''', '''"''"''') || ''''
                           )
                       end
                   );

@@ -188,6 +188,7 @@ declare
     bytes bigint := 0;
 begin
     perform penstock.check_size(cardinality(p_seqs), 10000, 'messages');
+    perform penstock.check_limit(p_bytes, 1073741824, 'number of bytes');
     -- One by one, so that no payload is read behind the last one that is returned.
     foreach wanted in array coalesce(p_seqs, '{}') loop
         select message.seq, message.id, message.published_at, message.data::text, message.key
