@@ -23,6 +23,7 @@ from penstock.errors import Snooze as Snooze
 from penstock.errors import Unreadable as Unreadable
 from penstock.jobs.child import ChildJob as ChildJob
 from penstock.jobs.declarations import JobOptions as JobOptions
+from penstock.jobs.group_record import JobGroupRecord as JobGroupRecord
 from penstock.jobs.handler import Job as Job
 from penstock.jobs.handler import Jobs as Jobs
 from penstock.jobs.handler import current_job as current_job
@@ -90,7 +91,6 @@ from penstock.worker.overview import Throughput as Throughput
 from penstock.worker.problems import Problem as Problem
 from penstock.workflows.graph import Workflow as Workflow
 from penstock.workflows.job_group import JobGroup as JobGroup
-from penstock.workflows.models import JobGroupRecord as JobGroupRecord
 from penstock.workflows.models import WorkflowRunRecord as WorkflowRunRecord
 from penstock.workflows.models import WorkflowStepRecord as WorkflowStepRecord
 from penstock.workflows.step import ResultOf as ResultOf

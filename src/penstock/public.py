@@ -47,7 +47,7 @@ DEFINED_IN = {
     "Why": "penstock.jobs.records",
     # workflows
     "JobGroup": "penstock.workflows.job_group",
-    "JobGroupRecord": "penstock.workflows.models",
+    "JobGroupRecord": "penstock.jobs.group_record",
     "ResultOf": "penstock.workflows.step",
     "Step": "penstock.workflows.step",
     "Workflow": "penstock.workflows.graph",

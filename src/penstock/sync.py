@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from penstock.core.blocking import BackgroundLoop
+    from penstock.jobs.group_record import JobGroupRecord
     from penstock.jobs.job_type import JobType
     from penstock.jobs.models import Enqueued, GroupReference, NewJob, NewJobOptions
     from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
     from penstock.worker.overview import Overview
-    from penstock.workflows.models import JobGroupRecord, WorkflowRunRecord, WorkflowStepRecord
+    from penstock.workflows.models import WorkflowRunRecord, WorkflowStepRecord
 T = TypeVar("T")
 
 
@@ -606,14 +607,15 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.steps(id, after=after, limit=limit))
 
-    def group_of(self, job: UUID | str) -> UUID | None:
-        """The job group of which a running job is a child, so that its handler can add children: `options(group=...)`.
+    def group_of(self, job: UUID | str) -> JobGroupRecord | None:
+        """The job group of a job, with the numbers of its children. A child that runs can add children: `options(group=...)`.
 
         Args:
-            job: Id of the job.
+            job: Id of the job, which may run or have ended.
 
         Returns:
-            The id of the group; None: the job is in no group.
+            Of the `then` of a group that group, of a child the group in which it is, as an enqueue takes it; None: the job is in
+            no group, or its group was pruned.
         """
         return self._loop.run(self._of.group_of(job))
 

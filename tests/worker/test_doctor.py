@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,9 +13,10 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from penstock import Event, OnFailure, Penstock
+from penstock import Event, Job, OnFailure, Penstock
 from penstock.postgres import health
 from penstock.postgres.database import Database
+from penstock.testing import run_due_jobs
 from penstock.worker import doctor
 from penstock.worker.doctor import Finding, examine
 from tests.command_line import penstock
@@ -229,6 +231,39 @@ async def test_a_group_that_is_never_sealed_is_a_warning(app: Penstock, database
     assert (finding.level, finding.message) == (
         "warning", "job groups that are not sealed have not changed for a day: left",
     )  # fmt: skip
+
+
+async def test_a_wait_for_a_signal_without_a_timeout_is_a_warning(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any]
+) -> None:
+    @app.job("order")
+    async def order(job: Job[Any]) -> None:
+        if job.data == "sleep":
+            await job.sleep("paid", timedelta(days=9))
+        await job.wait_for("paid", timeout=timedelta(days=30) if job.data == "wait" else None)
+
+    endless, *_ = [(await app.enqueue("order", data)).id for data in ("endless", "wait", "sleep")]
+    new = (await app.enqueue("order", "endless")).id
+    await run_due_jobs(app)
+    assert await found(database, "workflows") == []
+    await sql.execute("update penstock.job_steps set at = at - interval '2 days' where job <> $1", new)
+    (finding,) = await found(database, "workflows")
+    assert (finding.level, finding.message) == (
+        "warning", f"jobs have waited for more than a day for a signal, without a timeout: {endless} of order for paid",
+    )  # fmt: skip
+    await app.signal(endless, "paid")
+    await run_due_jobs(app)
+    assert await found(database, "workflows") == []
+
+
+async def test_the_group_that_has_waited_longest_for_its_seal_is_named_beside_thousands_of_others(
+    app: Penstock, database: Database, sql: asyncpg.Connection[Any]
+) -> None:
+    await app.job_group("left").open()
+    await sql.execute("update penstock.job_groups set changed_at = changed_at - interval '2 days'")
+    await sql.execute("select penstock.open_group('group ' || n) from generate_series(1, 1200) as n")
+    (finding,) = await found(database, "workflows")
+    assert finding.message == "job groups that are not sealed have not changed for a day: left"
 
 
 async def test_a_quarantined_partition_is_a_problem(app: Penstock, database: Database) -> None:

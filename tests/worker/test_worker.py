@@ -17,6 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock import Backoff, Fail, Job, JobFailed, Options, Penstock, Retry, Settings, Status
+from penstock.jobs import claim_queries
 from penstock.testing import run_due_jobs, running_worker
 from tests.waiting import eventually
 
@@ -68,6 +69,33 @@ async def test_a_failure_is_retried_and_every_error_is_kept(app: Penstock) -> No
     assert [error["message"] for error in record.errors] == ["attempt 1", "attempt 2"]
     assert all("Traceback" in error["traceback"] and error["worker"] for error in record.errors)
     assert (record.attempt, record.max_attempts) == (3, 3)
+
+
+async def test_handlers_of_each_kind_get_jobs_that_came_back_below_their_watermarks(
+    app: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a retry without a delay. A claim without watermarks looks at the jobs of one kind alone."""
+    scans: list[str] = []
+    claim = claim_queries.claim
+
+    async def noted(database: Any, holder: str, names: Any, limit: int, watermarks: Any, *others: Any, **more: Any) -> Any:
+        scans.extend(names if not watermarks else ())
+        return await claim(database, holder, names, limit, watermarks, *others, **more)
+
+    @app.job("first")
+    async def first(job: Job[Any]) -> None:
+        pass
+
+    @app.job("plain")
+    def plain(job: Job[Any]) -> None:
+        pass
+
+    monkeypatch.setattr(claim_queries, "claim", noted)
+    async with running_worker(app):
+        for name in ("first", "plain"):
+            await app.wait((await app.enqueue(name, 0)).id)
+        scans.clear()
+        await eventually(lambda: {"first", "plain"} <= set(scans), "claims without watermarks for both")
 
 
 @pytest.mark.parametrize(

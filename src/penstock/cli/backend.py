@@ -17,6 +17,7 @@ from penstock.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from penstock.app import Penstock
+    from penstock.jobs.group_record import JobGroupRecord
     from penstock.jobs.models import Enqueued, GroupReference, NewJob
     from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
     from penstock.jobs.scaling import ScaleAdvice
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
     from penstock.worker.overview import Overview
-    from penstock.workflows.models import JobGroupRecord, WorkflowRunRecord, WorkflowStepRecord
+    from penstock.workflows.models import WorkflowRunRecord, WorkflowStepRecord
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

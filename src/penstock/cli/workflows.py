@@ -12,7 +12,8 @@ from rich.tree import Tree
 from penstock.cli.backend import Backend, find_group, group_named, with_backend
 from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, say
 from penstock.errors import NotFound
-from penstock.workflows.models import JobGroupRecord, WorkflowRunRecord, WorkflowStepRecord
+from penstock.jobs.group_record import JobGroupRecord
+from penstock.workflows.models import WorkflowRunRecord, WorkflowStepRecord
 
 app = typer.Typer(help="Workflows: job groups and runs, how far they are; cancel, retry.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Name or id of the job group, or id of the run.")]

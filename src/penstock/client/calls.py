@@ -17,6 +17,7 @@ from penstock.client.call import Call, at, outside, quoted
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
 from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, GroupReference, NewJob, group_id, jobs_after, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
@@ -27,7 +28,7 @@ from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 from penstock.worker.overview import Overview
-from penstock.workflows.models import JobGroupRecord, OnFailure, WorkflowRunRecord, WorkflowStepRecord
+from penstock.workflows.models import OnFailure, WorkflowRunRecord, WorkflowStepRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
@@ -306,9 +307,14 @@ def find_group(group: UUID | str) -> Call[JobGroupRecord]:
     return Call("GET", f"/v1/workflows/{quoted(str(group))}", reader(JobGroupRecord))
 
 
-def open_group(name: str, then: str | None, then_data: Any, on_failure: OnFailure, parent: UUID | None) -> Call[JobGroupRecord]:
+def open_group(
+    name: str, then: str | None, then_data: Any, then_key: str | None, on_failure: OnFailure, parent: UUID | None
+) -> Call[JobGroupRecord]:
     """Open a job group."""
-    body = {"name": name, "then": then, "then_data": then_data, "on_failure": on_failure, "parent": parent and str(parent)}
+    body = {
+        "name": name, "then": then, "then_data": then_data, "then_key": then_key, "on_failure": on_failure,
+        "parent": parent and str(parent),
+    }  # fmt: skip
     return Call("POST", "/v1/workflows", reader(JobGroupRecord), body)
 
 

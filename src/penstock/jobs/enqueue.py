@@ -16,12 +16,15 @@ from uuid import UUID
 
 from penstock.core.blocking import without_loop
 from penstock.core.checks import check_choice, check_many, check_moment, check_number, check_span, check_texts
+from penstock.core.encryption import SealedCodec
 from penstock.core.garbage_collection import CollectedLater
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
 from penstock.jobs.checks import LONGEST_TIMEOUT
+from penstock.jobs.filling import Filling
+from penstock.jobs.handler import running_job
 from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, NewJob, When, group_id, jobs_after, make_id
 from penstock.jobs.queries import JobColumns
 from penstock.jobs.records import parse_id
@@ -151,6 +154,9 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any], traceparent: 
         )
     if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is an integer from -100 (first) to 100 (last).")
+    filling = None if (running := running_job()) is None else running.filling
+    if filling is not None:
+        new = [_of_filled(filling, name, codec, job) for job in new]
     ids = [make_id() if job.id is None else parse_id(job.id) for job in new]
     data = [codec.dump(job.data) for job in new]
     if list(map(_OPTIONS_OF, new)).count(_NO_OPTIONS) == len(new):
@@ -167,6 +173,14 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any], traceparent: 
         column([own_options(job) for job in new]),
         traceparent,
     )
+
+
+def _of_filled(filling: Filling, name: str, codec: Codec[Any], job: NewJob) -> NewJob:
+    """A child of a group that the running handler fills, with the id that it has in each attempt."""
+    if job.id is not None or job.group is None or (group := group_id(job.group)) not in filling:
+        return job
+    plain = codec.plain if isinstance(codec, SealedCodec) else codec
+    return replace(job, id=filling.child_id(group, name, job.key, plain.dump(job.data)))
 
 
 def own_options(job: NewJob) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ from penstock.core.tracing import trace_id_of
 from penstock.core.user_code import check_no_generator, is_async
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.child import ChildJob
+from penstock.jobs.filling import Filling
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.models import Executor
 from penstock.jobs.steps import StepControl
 
@@ -48,6 +50,12 @@ class JobControl(Protocol):
     def steps(self) -> StepControl:
         """The durable steps of this run of the job. Raises `Conflict` where it can have none."""
 
+    async def group(self) -> JobGroupRecord | None:
+        """The job group of the job. Raises `Conflict` where the job has no database."""
+
+    def group_blocking(self) -> JobGroupRecord | None:
+        """`group` for handlers in threads."""
+
     @property
     def cancelled(self) -> bool:
         """Whether a cancellation was requested, or the job's time limit has passed."""
@@ -68,6 +76,8 @@ class Job(Generic[T]):
         snoozes: How often the handler has put this job off (`Snooze`).
         traceparent: Trace context (W3C) of the handler's span, or of the producer when this application makes no spans; None:
             there is none.
+        lease: Number of the lease under which the job was claimed; None: it is stored nowhere.
+        filling: The job groups that its handler fills; None: it fills none.
     """
 
     id: UUID
@@ -80,6 +90,8 @@ class Job(Generic[T]):
     control: JobControl | None = field(default=None, repr=False, compare=False)
     snoozes: int = 0
     traceparent: str | None = None
+    lease: int | None = field(default=None, repr=False, compare=False)
+    filling: Filling | None = field(default=None, repr=False, compare=False)
 
     async def extend(self, duration: timedelta | None = None) -> None:
         """Extend the job's lease to `duration` from now (None: the visibility timeout).
@@ -251,6 +263,23 @@ class Job(Generic[T]):
         gathered: list[Any] = steps.blocking(steps.gather(name, children))
         return gathered
 
+    async def group(self) -> JobGroupRecord | None:
+        """The job group of this job, with the numbers of its children: of the `then` of a group that group, of a child its own.
+
+            @app.job("report")
+            async def report(job: Job[None]) -> None:
+                group = await job.group()
+                print(group.succeeded, "of", group.added)
+
+        Returns:
+            The group, which an enqueue takes as `group=`; None: the job is in none.
+        """
+        return await self._controlled().group()
+
+    def group_blocking(self) -> JobGroupRecord | None:
+        """`group` for a plain handler in a thread."""
+        return self._controlled().group_blocking()
+
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or its time limit has passed. A plain handler checks this in its loops."""
@@ -260,7 +289,8 @@ class Job(Generic[T]):
         if self.control is None:
             raise Conflict(
                 f"job {self.id} has no connection to its worker in this process",
-                hint="extend(), progress(), log(), finish() and steps work in async handlers and in threads, not in processes.",
+                hint="extend(), progress(), log(), finish(), group() and steps work in async handlers and in threads, not in "
+                "processes.",
             )
         return self.control
 
@@ -279,6 +309,11 @@ def current_job() -> Job[Any]:
     if job is None:
         raise Conflict("no job runs here", hint="current_job() works within the handler of a job.")
     return job
+
+
+def running_job() -> Job[Any] | None:
+    """The job that runs here; None: none does."""
+    return _current.get(None)
 
 
 def _fields_of_job() -> dict[str, Any]:

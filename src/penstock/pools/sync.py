@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.groups import queries as ownership
+    from penstock.jobs.group_record import JobGroupRecord
     from penstock.jobs.models import Enqueued, KeyedJobOptions, NewJob
     from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 T = TypeVar("T")
@@ -380,6 +381,19 @@ class SyncPulledJob(Generic[T]):
             InvalidInput: The connection is of no supported kind, or has no transaction open.
         """
         self._loop.run(self._of.finish(connection, result=result), connection=connection)
+
+    def group(self) -> JobGroupRecord | None:
+        """The job group of this job, with the numbers of its children: of the `then` of a group that group, of a child its own.
+
+            @app.job("report")
+            async def report(job: Job[None]) -> None:
+                group = job.group()
+                print(group.succeeded, "of", group.added)
+
+        Returns:
+            The group, which an enqueue takes as `group=`; None: the job is in none.
+        """
+        return self._loop.run(self._of.group())
 
     @property
     def cancelled(self) -> bool:

@@ -35,6 +35,7 @@ from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec, dump_json
 from penstock.core.user_code import message_of
 from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.handler import Job, set_current_job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.steps import StepControl
@@ -119,6 +120,14 @@ class DriverControl:
     async def finish(self, connection: Any, result: Any) -> None:
         """Not possible from a driver."""
         raise Conflict("a Spark job cannot finish itself in a transaction", hint="Return its result instead.")
+
+    async def group(self) -> JobGroupRecord | None:
+        """Not possible from a driver."""
+        raise Conflict("a Spark job does not know its job group", hint="Ask the application: await app.group_of(job.id).")
+
+    def group_blocking(self) -> JobGroupRecord | None:
+        """Not possible from a driver."""
+        raise Conflict("a Spark job does not know its job group", hint="Ask the application: app.sync.group_of(job.id).")
 
     def steps(self) -> StepControl:
         """Not possible from a driver."""
@@ -254,7 +263,7 @@ def _run(task: dict[str, Any], spark: SparkSession, control: DriverControl) -> A
         created_at = datetime.fromisoformat(given["created_at"])
         job: Job[Any] = Job(
             UUID(given["id"]), given["name"], given["key"], given["attempt"], given["max_attempts"], data, created_at, control,
-            given["snoozes"],
+            given["snoozes"], lease=given["lease"],
         )  # fmt: skip
         set_current_job(job)
         return job

@@ -295,6 +295,12 @@ class _Control:
         """See `JobControl`."""
         return _Steps()
 
+    async def group(self) -> None:
+        """See `JobControl`: a job that is stored nowhere is in no group."""
+
+    def group_blocking(self) -> None:
+        """See `JobControl`."""
+
 
 class _Steps:
     """The durable steps of a job that is stored nowhere: each is done, and a sleep is over at once."""

@@ -42,7 +42,7 @@ NOTIFY_S = 5.0
 _MOST_SKEW_S = 1.0
 LAKE_BEHIND_S = 86_400.0
 OLD_TICK_S = 60.0
-_UNSEALED_S = 86_400.0
+_ENDLESS = timedelta(days=1)
 _WAITS_LONG_S = 60.0
 LAG_LONG_S = 60.0
 _MOST_NAMED = 10
@@ -370,20 +370,26 @@ async def _workflows(database: Database) -> list[Finding]:
         )
         for stuck in await workflow_queries.stuck_dependencies(database)
     ]
-    now = await database.fetchval("select penstock.clock()")
-    unsealed = [
-        group.name
-        for group in await workflow_queries.groups(database, 1_000, open=True)
-        if group.sealed_at is None and (now - group.changed_at).total_seconds() > _UNSEALED_S
-    ]
-    if unsealed:
+    endless = await workflow_queries.endless_waits(database, _ENDLESS)
+    if signals := [f"{wait.id} of {wait.name} for {wait.waits_for}" for wait in endless if wait.kind == "signal"]:
+        found.append(
+            Finding(
+                "workflows",
+                "warning",
+                f"jobs have waited for more than a day for a signal, without a timeout: {_named(signals)}",
+                "Send it, penstock jobs signal ID NAME VALUE, or end the job: penstock jobs cancel ID. Give the wait a timeout "
+                "where the signal may not come: job.wait_for(..., timeout=...).",
+            )
+        )
+    if unsealed := [wait.name for wait in endless if wait.kind == "group"]:
         found.append(
             Finding(
                 "workflows",
                 "warning",
                 f"job groups that are not sealed have not changed for a day: {_named(unsealed)}",
                 "Open each again with async with, which seals it, or end it: penstock workflows cancel NAME. "
-                "One whose children have ended is cancelled after a week, or after keep, when workers prune.",
+                "One whose children have ended is cancelled after a week, or after keep, by penstock.prune, which workers call; "
+                "without workers it stays open.",
             )
         )
     return found or [Finding("workflows", "ok", "what waits for other jobs is released when they end")]

@@ -14,11 +14,13 @@ from penstock.core.encryption import Sealer
 from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import claim_queries
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.steps import StepControl
 from penstock.postgres.database import Database
 from penstock.worker.finishing import Confirmer, Finishing
 from penstock.worker.reports import Lines, Reports, lines_of
+from penstock.workflows import queries as workflow_queries
 
 
 class JobHolder(Protocol):
@@ -100,6 +102,14 @@ class HeldJob:
             f"job {self.claimed.id} can have no durable steps: a program pulled it",
             hint="Steps are for handlers, which run again: @pool.job.",
         )
+
+    async def group(self) -> JobGroupRecord | None:
+        """See `JobControl`."""
+        return await workflow_queries.group_of(self.executor.database, self.claimed.id)
+
+    def group_blocking(self) -> JobGroupRecord | None:
+        """See `JobControl`."""
+        return asyncio.run_coroutine_threadsafe(self.group(), self.executor.loop).result(timeout=60)
 
     def sealed(self, kind: str, text: str) -> str:
         """A document of the job (its result or progress) as it is stored."""

@@ -64,6 +64,7 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob, stand_ins: 
         claimed.created_at,
         snoozes=claimed.snoozes,
         traceparent=claimed.traceparent,
+        lease=claimed.lease,
     )
     set_current_job(job)
     tracing = found.context.tracing if isinstance(found, JobType) else None

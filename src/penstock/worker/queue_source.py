@@ -73,7 +73,8 @@ class QueueSource:
         self._completer = completer
         self._admission = admission
         self._keyring = keyring
-        self._claims = WatermarkedClaims(database, keyring)
+        # Of each lane, since a full scan by the claim of one lane does not look at the types of the others.
+        self._claims: dict[str, WatermarkedClaims] = {}
         self._failed = FailedClaims(database, lambda: registration.id, self.types_apart, self.known_leases)
         self._names: dict[str, list[str]] = {}
         self._types: Mapping[str, WorkedType] = {}
@@ -88,10 +89,12 @@ class QueueSource:
             names.setdefault(worked.lane, []).append(worked.name)
         self._names = names
         self._types = types
+        self._claims = {lane: self._claims.get(lane) or WatermarkedClaims(self._database, self._keyring) for lane in names}
 
     def full_scan(self) -> None:
         """Look below the watermarks: a job came back to its old place."""
-        self._claims.full_scan()
+        for claims in self._claims.values():
+            claims.full_scan()
 
     def known_leases(self) -> list[int]:
         """Leases of jobs in flight, and of finished jobs that are not settled yet."""
@@ -163,7 +166,7 @@ class QueueSource:
         """Claim for each lane. Returns the jobs asked for and claimed, whether a lane had room, and whether one had none."""
         asked = claimed = 0
         room = full = False
-        for names in list(self._names.values()):
+        for lane, names in list(self._names.items()):
             admitted, limit = self._admission.admit(names, self._claim_limit)
             if not admitted:
                 continue
@@ -171,10 +174,11 @@ class QueueSource:
             plan = self._executor.plan(admitted, limit)
             room |= plan.room
             full |= plan.full
-            if plan.limit <= 0:
+            # The types may have changed since the claim of the lane before.
+            if plan.limit <= 0 or lane not in self._claims:
                 continue
             asked += plan.limit
-            found = await self._claims.claim(self._registration.id, plan.names, plan.limit, plan.most, shared=True)
+            found = await self._claims[lane].claim(self._registration.id, plan.names, plan.limit, plan.most, shared=True)
             if found:
                 self._executor.submit(found, now)
                 claimed += len(found)
@@ -187,5 +191,7 @@ class QueueSource:
         if not limited or (claimed and time.monotonic() < self._ask_for_places_at):
             return None
         self._ask_for_places_at = time.monotonic() + _PLACES_EVERY_S
-        watermarks = self._claims.watermarks.for_claim(time.monotonic())
+        watermarks: dict[str, dict[str, int]] = {}
+        for claims in self._claims.values():
+            watermarks |= claims.watermarks.for_claim(time.monotonic())
         return await claim_queries.wait_for_places(self._database, self._registration.id, limited, watermarks)

@@ -114,6 +114,7 @@ def job_of(running: Running) -> Job[Any]:
         running,
         claimed.snoozes,
         running.traceparent,
+        claimed.lease,
     )
 
 

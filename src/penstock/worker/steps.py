@@ -29,6 +29,7 @@ from penstock.errors import Conflict, InvalidInput, JobFailed
 from penstock.jobs import opening
 from penstock.jobs import queries as jobs
 from penstock.jobs.child import ChildJob, ChildType
+from penstock.jobs.filling import in_step
 from penstock.jobs.models import NewJob
 from penstock.jobs.records import Status
 from penstock.jobs.steps import Suspended
@@ -131,9 +132,10 @@ class Steps:
         try:
             if known is not None:
                 return codec.load(self._opened(name, known.result))
-            result = function(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
+            with in_step(name):
+                result = function(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
             text = self._text(name, codec.dump(result))
             if connection is None:
                 text = await self._keep(name, text)
@@ -154,7 +156,8 @@ class Steps:
         try:
             if known is not None:
                 return codec.load(self._opened(name, known.result))
-            result = function(*args, **kwargs)
+            with in_step(name):
+                result = function(*args, **kwargs)
             if inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
                     result.close()

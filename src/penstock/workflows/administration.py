@@ -14,6 +14,7 @@ from penstock.core.serialization import dump_json
 from penstock.jobs import opening, type_queries
 from penstock.jobs import queries as jobs
 from penstock.jobs.declarations import JobDeclarations
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.models import GroupReference
 from penstock.jobs.queries import load_or_text
 from penstock.jobs.records import parse_id
@@ -21,7 +22,7 @@ from penstock.jobs.steps import StepRecord
 from penstock.workflows import queries
 from penstock.workflows.graph import Workflow
 from penstock.workflows.job_group import JobGroup, Then
-from penstock.workflows.models import JobGroupRecord, OnFailure, WorkflowRunRecord, WorkflowStepRecord
+from penstock.workflows.models import OnFailure, WorkflowRunRecord, WorkflowStepRecord
 from penstock.workflows.transactional import encrypted_type_through, signal_through
 
 
@@ -34,18 +35,22 @@ class WorkflowAdministration(JobDeclarations):
         *,
         then: Then | None = None,
         then_data: Any = None,
+        then_key: str | None = None,
         on_failure: OnFailure = "cancel",
         parent: GroupReference | None = None,
     ) -> JobGroup:
         """A job group: children of any number, which start at once, and a job that runs once when all of them have ended.
 
         Use it as a block: `async with app.job_group("import-7", then=report) as group`, and enqueue children with the option
-        `group=group`. The block seals the group at its end, and cancels it when it raises.
+        `group=group`. The block seals the group at its end. When it raises, it cancels the group; in the handler of a job it does
+        not: a further attempt goes on with the group, and the end of the job cancels it when no attempt has sealed it. Children
+        without an id that the handler enqueues into it again are those of the attempt before.
 
         Args:
             name: Name of the group, such as `import-2026-11-22`: to open it again, in any process, is the same group.
             then: Job type, or its name, of the job that runs when the group has ended; None: none.
             then_data: Payload of this job; None: an empty object, unless the type of the payload has None.
+            then_key: Key of this job; None: the one that the rule of its type gives the payload, when it has one.
             on_failure: "cancel": the first child that fails or expires cancels the others, and `then` with them; "continue": the
                 others go on, and `then` runs however they end.
             parent: Group of which this one is a child, which ends after this one; None: none.
@@ -54,7 +59,7 @@ class WorkflowAdministration(JobDeclarations):
             InvalidInput: An argument is not valid.
         """
         declared = self.types.get(then, then) if isinstance(then, str) else then
-        return JobGroup(self.context, name, declared, then_data, on_failure, parent)
+        return JobGroup(self.context, name, declared, then_data, then_key, on_failure, parent)
 
     async def job_groups(self, *, open: bool = False, limit: int = 50) -> list[JobGroupRecord]:
         """Job groups, latest first.
@@ -147,14 +152,15 @@ class WorkflowAdministration(JobDeclarations):
         found = (await jobs.find(database, [job])).get(job) if steps else None
         return [_opened(step, self.context.keyring, "" if found is None else found.name, job) for step in steps]
 
-    async def group_of(self, job: UUID | str) -> UUID | None:
-        """The job group of which a running job is a child, so that its handler can add children: `options(group=...)`.
+    async def group_of(self, job: UUID | str) -> JobGroupRecord | None:
+        """The job group of a job, with the numbers of its children. A child that runs can add children: `options(group=...)`.
 
         Args:
-            job: Id of the job.
+            job: Id of the job, which may run or have ended.
 
         Returns:
-            The id of the group; None: the job is in no group.
+            Of the `then` of a group that group, of a child the group in which it is, as an enqueue takes it; None: the job is in
+            no group, or its group was pruned.
         """
         return await queries.group_of(await self.context.database(), parse_id(job))
 

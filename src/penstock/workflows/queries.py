@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from penstock.core.checks import check_text
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs import workflow_ticks
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.steps import StepRecord
 from penstock.postgres.database import Database
-from penstock.workflows.models import JobGroupRecord, OnFailure, WorkflowRunRecord, WorkflowStepRecord
+from penstock.workflows.models import OnFailure, WorkflowRunRecord, WorkflowStepRecord
 
 START = """
     select penstock.start_workflow(given.workflow, {0}, given.steps, given.on_failure)
@@ -36,6 +37,25 @@ async def stuck_dependencies(database: Database) -> list[StuckDependency]:
     return [StuckDependency(*row) for row in await database.fetch("select * from penstock.stuck_dependencies()")]
 
 
+@dataclass(frozen=True, slots=True)
+class EndlessWait:
+    """What waits for long, and has no time at which that ends: a job of the type `name` that waits for the signal `waits_for`
+    ("signal"), or the job group `name`, which is not sealed ("group").
+    """
+
+    kind: Literal["signal", "group"]
+    id: UUID
+    name: str
+    waits_for: str | None
+    since: datetime
+
+
+async def endless_waits(database: Database, longer_than: timedelta) -> list[EndlessWait]:
+    """Up to 1,000 jobs and 1,000 job groups that have waited for longer, of the oldest."""
+    statement = "select * from penstock.endless_waits(penstock.clock() - $1::interval)"
+    return [EndlessWait(*row) for row in await database.fetch(statement, longer_than)]
+
+
 async def resolve(database: Database, *, if_due: bool = False) -> int | None:
     """Release or cancel what waited for jobs that have ended.
 
@@ -47,14 +67,52 @@ async def resolve(database: Database, *, if_due: bool = False) -> int | None:
     return done
 
 
-async def open_group(
-    database: Database, name: str, then: str | None, then_data: str, on_failure: OnFailure, parent: UUID | None
-) -> UUID:
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """What opens a job group; `then_data` is JSON text as it is stored."""
+
+    name: str
+    then: str | None
+    then_data: str
+    on_failure: OnFailure
+    parent: UUID | None
+    then_key: str | None = None
+
+
+def _columns(new: NewGroup) -> tuple[Any, ...]:
+    return new.name, new.then, new.then_data, new.on_failure, new.parent, new.then_key
+
+
+async def open_group(database: Database, new: NewGroup) -> UUID:
     """Open a job group, or find the one of this name. Raises `Conflict` when that has other options, `NotFound`."""
     opened: UUID = await database.fetchval(
-        "select penstock.open_group($1, $2, $3::jsonb, $4, $5)", name, then, then_data, on_failure, parent, retry=True
+        "select penstock.open_group($1, $2, $3::jsonb, $4, $5, $6)", *_columns(new), retry=True
     )
     return opened
+
+
+async def fill_group(database: Database, new: NewGroup, job: UUID, lease: int) -> tuple[UUID, UUID | None]:
+    """Open a job group which the handler of a job fills that is held under this lease.
+
+    Returns its id, and what the ids of its children follow from; None: the job is in another database. Raises `Conflict` when the
+    job is not held any more, and as `open_group` does.
+    """
+    row = await database.fetchrow(
+        "select opened.id, penstock.fill_group(opened.id, $7, $8) as seed"
+        " from penstock.open_group($1, $2, $3::jsonb, $4, $5, $6) as opened (id)",
+        *_columns(new),
+        job,
+        lease,
+        retry=True,
+    )
+    return row["id"], row["seed"]
+
+
+async def seal_filled_group(database: Database, id: UUID, job: UUID, lease: int) -> None:
+    """Seal the group that the handler of a job has filled. Raises `Conflict` when the job is not held any more: the handler that
+    holds it adds children still.
+    """
+    await database.fetch("select penstock.fill_group($1, $2, $3), penstock.seal_group($1)", id, job, lease, retry=True)
 
 
 async def seal_group(database: Database, id: UUID) -> None:
@@ -90,10 +148,15 @@ async def find_group(database: Database, wanted: UUID | str) -> JobGroupRecord:
     return JobGroupRecord(*row)
 
 
-async def group_of(database: Database, job: UUID) -> UUID | None:
-    """The job group of a running job; None: it is in none."""
-    found: UUID | None = await database.fetchval("select penstock.group_of($1)", job)
-    return found
+async def group_of(database: Database, job: UUID) -> JobGroupRecord | None:
+    """The job group of a job, of the `then` of one that group; None: it is in none, or the group was pruned."""
+    row = await database.fetchrow(
+        "select found.* from penstock.group_of($1) as of_job (id)"
+        " cross join lateral penstock.group_list(1, false, of_job.id) as found where of_job.id is not null",
+        job,
+        retry=True,
+    )
+    return None if row is None else JobGroupRecord(*row)
 
 
 _STEPS_OF_A_PAGE = 1_000

@@ -319,7 +319,7 @@ class SparkRunner:
         return {
             "job": {
                 "id": str(job.id), "name": job.name, "key": job.key, "attempt": job.attempt, "max_attempts": job.max_attempts,
-                "created_at": job.created_at.isoformat(), "snoozes": job.snoozes,
+                "created_at": job.created_at.isoformat(), "snoozes": job.snoozes, "lease": job.lease,
             },
             "data": self._codec.dump(job.data), **self._what, "master": self._session.master, "remote": self._session.remote,
             "submitted": self._session.submit is not None, "config": self._session.config, "overrides": self._overrides(),

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from penstock.core.blocking import BackgroundLoop
+    from penstock.jobs.group_record import JobGroupRecord
     from penstock.jobs.job_type import JobCall, JobType
     from penstock.jobs.models import When
-    from penstock.workflows.models import JobGroupRecord
     from penstock.workflows.step import Step, StepReference
 
 

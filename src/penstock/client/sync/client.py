@@ -33,6 +33,7 @@ from penstock.client.sync.streams import Stream
 from penstock.client.sync.topics import Topic
 from penstock.core.checks import check_span
 from penstock.errors import DatabaseUnavailable, InvalidInput
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.http_models import Claimed, Result
 from penstock.jobs.models import Enqueued, GroupReference, NewJob, NewJobOptions
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
@@ -47,7 +48,7 @@ from penstock.worker.doctor import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 from penstock.worker.overview import Overview
-from penstock.workflows.models import JobGroupRecord, OnFailure, WorkflowRunRecord, WorkflowStepRecord
+from penstock.workflows.models import OnFailure, WorkflowRunRecord, WorkflowStepRecord
 
 T = TypeVar("T")
 
@@ -243,11 +244,13 @@ class Client:
         *,
         then: str | None = None,
         then_data: Any = None,
+        then_key: str | None = None,
         on_failure: OnFailure = "cancel",
         parent: UUID | None = None,
     ) -> JobGroupRecord:
         """Open a job group, or find the one of this name; see `Penstock.job_group`. Raises `Conflict`, `NotFound`."""
-        return self._send(calls.open_group(name, then, {} if then_data is None else then_data, on_failure, parent))
+        data = {} if then_data is None else then_data
+        return self._send(calls.open_group(name, then, data, then_key, on_failure, parent))
 
     def seal_group(self, group: UUID | str) -> JobGroupRecord:
         """Say that no more children of a job group come, apart from those that children enqueue. Raises `NotFound`."""

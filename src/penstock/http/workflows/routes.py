@@ -13,9 +13,9 @@ from penstock.errors import NotFound
 from penstock.http import bodies
 from penstock.http.models import Model, Word
 from penstock.http.routing import ENQUEUE, READ, Instance, OpenDatabase, RawBody, User, body, router
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.postgres.database import Database
 from penstock.workflows import queries
-from penstock.workflows.models import JobGroupRecord
 
 api = router("workflows")
 GroupName = Annotated[str, Path(description="Name or id of the job group.", examples=["import-2026-01-11"], max_length=255)]
@@ -32,6 +32,7 @@ class NewGroup(Model):
     name: Word
     then: str | None = Field(None, description="Job type of the job that runs once when the group has ended.")
     then_data: Any = Field({}, description="Its payload.")
+    then_key: Word | None = Field(None, description="Its key, which a pool needs.")
     on_failure: Literal["cancel", "continue"] = Field(
         "cancel", description="cancel: the first child that fails cancels the others."
     )
@@ -60,7 +61,7 @@ async def open_group(new: NewBody, sent: RawBody, database: OpenDatabase) -> Job
     """Open a job group, or find the one of this name. 409 when it was opened with other options."""
     sent_data = bodies.field_text(sent, "then_data")
     data = "{}" if sent_data is None else bodies.check_data(sent_data)
-    await queries.open_group(database, new.name, new.then, data, new.on_failure, new.parent)
+    await queries.open_group(database, queries.NewGroup(new.name, new.then, data, new.on_failure, new.parent, new.then_key))
     return await queries.find_group(database, new.name)
 
 

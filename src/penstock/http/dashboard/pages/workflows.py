@@ -16,10 +16,10 @@ from penstock.http.dashboard.queries import JobSearch, Named
 from penstock.http.dashboard.run_page import Run, read_run, shown_run
 from penstock.http.dashboard.view import Action, Done, Page, Shown, Sight, View, not_here, segment
 from penstock.jobs import http_queries
+from penstock.jobs.group_record import JobGroupRecord
 from penstock.jobs.http_queries import StoredJob
 from penstock.postgres.database import Database
 from penstock.workflows import queries as workflows
-from penstock.workflows.models import JobGroupRecord
 
 _SHOWN = 100
 _CHILDREN = 20

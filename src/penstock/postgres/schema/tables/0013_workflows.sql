@@ -31,6 +31,11 @@
 -- of it is left. So no child comes to a group that has ended, also not one that was enqueued by a child, or by a process that was slow.
 -- Whatever may end a group writes a tick of it, also the seal, which counts no children: a pass ends only groups of its own ticks. The end
 -- of a group is that of a job: for what waits for it, and in a tick for the group of which it is a child itself.
+--
+-- A group that the handler of a job fills (`async with`) belongs to that job until it is sealed (filled_by), whatever becomes of single
+-- attempts: a further attempt goes on with it. Its children have ids that follow from what they are (fill_group), so that those of an earlier
+-- attempt are found again. The job is marked as if others waited for it, so that its end writes a tick; resolve_workflows cancels
+-- a group that is not sealed by then.
 
 -- Durable steps. A handler names its steps, and the result of each is a row in job_steps, which is written while the job is held (the fence:
 -- the job is in progress under the lease of the caller). When the job runs again, whatever ended the run before, its handler gets these
@@ -142,6 +147,7 @@ create table penstock.job_groups (
     then_job uuid,
     then_name text,
     gathered_by uuid,
+    filled_by uuid,
     added bigint not null default 0,
     succeeded bigint not null default 0,
     failed bigint not null default 0,
@@ -170,6 +176,8 @@ comment on column penstock.job_groups.on_failure is 'cancel: the first child tha
 comment on column penstock.job_groups.then_job is 'The job that runs when the group has ended; null: none.';
 comment on column penstock.job_groups.then_name is 'The type of this job.';
 comment on column penstock.job_groups.gathered_by is 'The job whose handler waits for its children; null: none.';
+comment on column penstock.job_groups.filled_by is
+    'The job whose handler adds its children: when that job ends and the group is not sealed, it is cancelled; null: none.';
 comment on column penstock.job_groups.added is 'Children that were enqueued, as far as their ticks are folded.';
 comment on column penstock.job_groups.succeeded is 'Children that succeeded, as far as their ticks are folded.';
 comment on column penstock.job_groups.failed is 'Children that failed, likewise.';
@@ -188,6 +196,9 @@ create index job_groups_latest on penstock.job_groups (created_at, id);
 create index job_groups_open on penstock.job_groups (created_at, id) where finished_at is null;
 create index job_groups_parent on penstock.job_groups (parent, created_at, id) where parent is not null;
 create index job_groups_gathered on penstock.job_groups (gathered_by) where gathered_by is not null and finished_at is null;
+create index job_groups_filled on penstock.job_groups (filled_by)
+    where filled_by is not null and sealed_at is null and cancelled_at is null and finished_at is null;
+create index job_groups_then on penstock.job_groups (then_job) where then_job is not null;
 
 create table penstock.job_steps (
     at timestamptz not null,

@@ -25,7 +25,7 @@ declare
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'ended_runs', 'scan',
         'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list', 'preview_operation',
-        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
+        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'endless_waits', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
         'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates',
         'job_marks', 'work_of_transaction'
     ];
@@ -39,7 +39,7 @@ declare
     ];
     working constant text[] := array[
         'claim', 'claim_alone', 'promise_to_begin', 'begin_jobs', 'has_isolated_jobs', 'next_alone', 'isolate', 'keep_alive',
-        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'register_worker', 'heartbeat',
+        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'fill_group', 'register_worker', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'quarantined_in', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'due_work', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',

@@ -61,8 +61,8 @@ as $$
             array[
                 'put_jobs', 'known_before', 'announce_places', 'close_leases', 'requeue', 'insert_coalescing_copies',
                 'idle_subscribers', 'claim_queues', 'subscribe_many', 'renew_subscriptions', 'end_waiting', 'forget_waiting', 'link_dependencies',
-                'end_dependencies', 'release_waiting', 'release_of_type', 'has_due_ticks', 'fold_ticks', 'end_groups', 'write_steps', 'begin_waits', 'resume_jobs', 'kept_steps', 'kept_results',
-                'erase_signals', 'steps_shown', 'meet_waiting'
+                'end_dependencies', 'release_waiting', 'release_of_type', 'has_due_ticks', 'fold_ticks', 'stop_folded', 'end_groups', 'write_steps', 'begin_waits', 'resume_jobs', 'kept_steps', 'kept_results',
+                'erase_signals', 'steps_shown', 'meet_waiting', 'hold_group', 'stop_left_group', 'fill_group', 'group_of'
             ]
         ),
         (

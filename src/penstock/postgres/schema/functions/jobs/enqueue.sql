@@ -160,7 +160,20 @@ begin
             return;
         end if;
         workflow := groups[1]::uuid;
-        perform penstock.hold_group(workflow);
+        if not penstock.hold_group(workflow, p_ids) then
+            return query
+            select
+                given.place::integer, given.id,
+                case
+                    when penstock.is_taken(given.id, p_name) then 'taken'
+                    when archived.id is null then 'duplicate'
+                    else 'archived'
+                end
+            from unnest(p_ids) with ordinality as given (id, place)
+            left join (select distinct job.id from penstock.archived_jobs as job where job.id = any (p_ids)) as archived on archived.id = given.id
+            order by given.place;
+            return;
+        end if;
         options := array(
             select nullif(given.options - 'group', '{}')
             from unnest(options) with ordinality as given (options, place)

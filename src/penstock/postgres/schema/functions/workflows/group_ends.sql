@@ -14,6 +14,58 @@ $$;
 comment on function penstock.is_left(uuid) is
     'Part of fold_ticks: whether the job that gathered the children of a group has ended without success, or is gone, so that they are to be cancelled.';
 
+create or replace function penstock.stop_folded(p_ticks bigint[], p_groups uuid[], p_moment timestamptz, p_since timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    late uuid[];
+    stopped uuid;
+    left_open boolean;
+    its_then uuid;
+    done boolean;
+    postponed integer := 0;
+begin
+    -- Children whose enqueue has committed after the cancellation of their group.
+    late := array(
+        select job_group.id
+        from penstock.job_groups as job_group
+        where job_group.id = any (p_groups) and job_group.cancelled_at is not null and job_group.finished_at is null
+            and job_group.added > job_group.succeeded + job_group.failed + job_group.cancelled + job_group.expired
+            and job_group.id in (select tick.workflow from penstock.workflow_ticks as tick where tick.id = any (p_ticks) and tick.added > 0)
+    );
+    insert into penstock.operations (id, kind, filter, started_at, updated_at)
+    select penstock.new_id(), 'cancel', jsonb_build_object('workflow', id), penstock.clock(), p_moment from unnest(late) as id;
+    -- With what stop_group could not lock.
+    late := late || array(
+        select tick.workflow from penstock.workflow_ticks as tick
+        where tick.id = any (p_ticks) and tick.workflow = any (p_groups)
+            and tick.added + tick.succeeded + tick.failed + tick.cancelled + tick.expired = 0
+    );
+    for stopped, left_open, its_then in
+        select job_group.id, job_group.id = any (late) and penstock.is_left_open(job_group), job_group.then_job
+        from penstock.job_groups as job_group
+        where job_group.id = any (p_groups) and job_group.finished_at is null
+            and case
+                when job_group.cancelled_at is not null then job_group.id = any (late)
+                -- Its gatherer has ended, and stop_gathered could not lock the group.
+                when job_group.id = any (late) and job_group.gathered_by is not null then penstock.is_left(job_group.gathered_by)
+                when job_group.id = any (late) and penstock.is_left_open(job_group) then true
+                else job_group.on_failure = 'cancel' and job_group.failed + job_group.expired > 0
+            end
+    loop
+        done := case
+            when left_open then penstock.stop_left_group(stopped, its_then, p_moment, p_since)
+            else penstock.stop_group(stopped, p_moment, p_since)
+        end;
+        postponed := postponed + (not done)::integer;
+    end loop;
+    return postponed;
+end
+$$;
+comment on function penstock.stop_folded(bigint[], uuid[], timestamptz, timestamptz) is
+    'Part of fold_ticks: cancels those of the groups, which it has locked, in which a child failed, whose job has ended that waited for them or filled them, or that gained children after they were cancelled. Returns how many ticks it wrote for what others have locked.';
+
 create or replace function penstock.fold_ticks(
     p_limit integer, p_moment timestamptz, out ticks bigint[], out groups uuid[], out since timestamptz, out postponed integer
 )
@@ -23,8 +75,6 @@ declare
     wanted uuid[];
     more uuid[];
     busy uuid[] := '{}';
-    late uuid[];
-    stopped uuid;
 begin
     postponed := 0;
     groups := '{}';
@@ -71,36 +121,7 @@ begin
         having bool_or(tick.added + tick.succeeded + tick.failed + tick.cancelled + tick.expired <> 0)
     ) as sums
     where job_group.id = sums.workflow;
-    -- Children whose enqueue has committed after the cancellation of their group.
-    late := array(
-        select job_group.id
-        from penstock.job_groups as job_group
-        where job_group.id = any (groups) and job_group.cancelled_at is not null and job_group.finished_at is null
-            and job_group.added > job_group.succeeded + job_group.failed + job_group.cancelled + job_group.expired
-            and job_group.id in (select tick.workflow from penstock.workflow_ticks as tick where tick.id = any (ticks) and tick.added > 0)
-    );
-    insert into penstock.operations (id, kind, filter, started_at, updated_at)
-    select penstock.new_id(), 'cancel', jsonb_build_object('workflow', id), penstock.clock(), p_moment from unnest(late) as id;
-    -- With what stop_group could not lock.
-    late := late || array(
-        select tick.workflow from penstock.workflow_ticks as tick
-        where tick.id = any (ticks) and tick.workflow = any (groups)
-            and tick.added + tick.succeeded + tick.failed + tick.cancelled + tick.expired = 0
-    );
-    for stopped in
-        select job_group.id from penstock.job_groups as job_group
-        where job_group.id = any (groups) and job_group.finished_at is null
-            and case
-                when job_group.cancelled_at is not null then job_group.id = any (late)
-                -- Its gatherer has ended, and stop_gathered could not lock the group.
-                when job_group.id = any (late) and job_group.gathered_by is not null then penstock.is_left(job_group.gathered_by)
-                else job_group.on_failure = 'cancel' and job_group.failed + job_group.expired > 0
-            end
-    loop
-        if not penstock.stop_group(stopped, p_moment, since) then
-            postponed := postponed + 1;
-        end if;
-    end loop;
+    postponed := penstock.stop_folded(ticks, groups, p_moment, since);
 end
 $$;
 comment on function penstock.fold_ticks(integer, timestamptz) is

@@ -34,29 +34,40 @@ $$;
 comment on function penstock.check_group_id(text, text) is
     'Part of enqueue_many: raises PS400 for a group that is no UUID.';
 
-create or replace function penstock.hold_group(p_id uuid)
-returns void
+create or replace function penstock.hold_group(p_id uuid, p_ids uuid[] default null)
+returns boolean
 language plpgsql
 as $$
 declare
     job_group penstock.job_groups;
+    known uuid[];
 begin
     -- A key share lock: it goes with the updates of the resolver and with the locks of others that enqueue, and not with the end.
     perform from penstock.job_groups where id = p_id and finished_at is null and cancelled_at is null for key share;
-    if not found then
-        select * into job_group from penstock.job_groups where id = p_id;
-        if not found then
-            raise exception 'a job is to be a child of a job group that does not exist: %', p_id
-                using errcode = 'PS400', hint = 'Open it first: select penstock.open_group(''import'');';
-        end if;
-        raise exception 'job group % takes no more children', job_group.name
-            using errcode = 'PS409',
-                  hint = case when job_group.finished_at is null then 'It is being cancelled.' else 'It has ended. Enqueue children before it is sealed, or from its children.' end;
+    if found then
+        return true;
     end if;
+    select * into job_group from penstock.job_groups where id = p_id;
+    if not found then
+        raise exception 'a job is to be a child of a job group that does not exist: %', p_id
+            using errcode = 'PS400', hint = 'Open it first: select penstock.open_group(''import'');';
+    end if;
+    if p_ids is not null then
+        -- An enqueue that is repeated adds nothing. In the order in which a job goes through the tables.
+        known := array(select job.id from penstock.waiting_jobs as job where job.id = any (p_ids));
+        known := known || array(select job.id from penstock.queued_jobs as job where job.id = any (p_ids));
+        known := known || penstock.known_before(p_ids);
+        if p_ids <@ known then
+            return false;
+        end if;
+    end if;
+    raise exception 'job group % takes no more children', job_group.name
+        using errcode = 'PS409',
+              hint = case when job_group.finished_at is null then 'It is being cancelled.' else 'It has ended. Enqueue children before it is sealed, or from its children.' end;
 end
 $$;
-comment on function penstock.hold_group(uuid) is
-    'Part of enqueue_many: the group does not end before this transaction has. PS409 when it has ended or is cancelled, PS400 when there is none.';
+comment on function penstock.hold_group(uuid, uuid[]) is
+    'Part of enqueue_many and open_group: the group does not end before this transaction has. False: it has ended or is cancelled, and all of these jobs (null: none) are known, so that nothing is to be added. PS409 when it has ended or is cancelled otherwise, PS400 when there is none.';
 
 create or replace function penstock.check_group_name(p_what text, p_name text, p_example text)
 returns void
@@ -84,7 +95,8 @@ create or replace function penstock.open_group(
     p_then text default null,
     p_then_data jsonb default '{}',
     p_on_failure text default 'cancel',
-    p_parent uuid default null
+    p_parent uuid default null,
+    p_then_key text default null
 )
 returns uuid
 language plpgsql
@@ -97,6 +109,7 @@ declare
     then_id constant uuid := case when p_then is not null then penstock.new_id() end;
     there penstock.job_groups;
     there_data jsonb;
+    there_key text;
     other text;
 begin
     perform penstock.check_group_name('name of a job group', p_name, 'import-2026-11-22');
@@ -112,13 +125,14 @@ begin
     on conflict (name) do nothing;
     if not found then
         select * into there from penstock.job_groups where name = p_name;
-        select job.data into there_data from penstock.waiting_jobs as job where job.id = there.then_job;
+        select job.data, job.key into there_data, there_key from penstock.waiting_jobs as job where job.id = there.then_job;
         other := case
             when there.parent is distinct from p_parent then 'parent'
             when there.on_failure <> p_on_failure then 'on_failure'
             when there.then_name is distinct from p_then then 'then'
             -- Encrypted payloads differ each time, and one that has been released cannot change any more.
             when p_then is not null and there_data <> p_then_data and not penstock.is_envelope(there_data) then 'then_data'
+            when there_data is not null and there_key is distinct from p_then_key then 'then_key'
         end;
         if other is not null then
             raise exception 'job group % was opened with another %', p_name, other
@@ -132,7 +146,7 @@ begin
     end if;
     if p_then is not null then
         perform from penstock.enqueue_many(
-            p_then, array[p_then_data], array[then_id],
+            p_then, array[p_then_data], array[then_id], case when p_then_key is not null then array[p_then_key] end,
             p_options => array[jsonb_strip_nulls(jsonb_build_object(
                 'after', array[new_id], 'when', case when p_on_failure = 'continue' then 'finished' end, 'group', p_parent
             ))]
@@ -141,8 +155,8 @@ begin
     return new_id;
 end
 $$;
-comment on function penstock.open_group(text, text, jsonb, text, uuid) is
-    'Opens a job group, or returns the one that has this name. p_then: the type of a job that runs once when the group is sealed and all its children have ended, with the payload p_then_data. p_on_failure: cancel (the first child that fails cancels the others, and that job), or continue. p_parent: the group of which this one is a child. Enqueue children with p_group, then call seal_group. PS409 when it was opened with other options.';
+comment on function penstock.open_group(text, text, jsonb, text, uuid, text) is
+    'Opens a job group, or returns the one that has this name. p_then: the type of a job that runs once when the group is sealed and all its children have ended, with the payload p_then_data and the key p_then_key, which a pool needs. p_on_failure: cancel (the first child that fails cancels the others, and that job), or continue. p_parent: the group of which this one is a child. Enqueue children with p_group, then call seal_group. PS409 when it was opened with other options.';
 
 create or replace function penstock.seal_group(p_id uuid)
 returns void
@@ -297,6 +311,12 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select job.workflow from penstock.queued_jobs as job where job.id = p_id
+    select coalesce(
+        (select job_group.id from penstock.job_groups as job_group where job_group.then_job = p_id limit 1),
+        (select job.workflow from penstock.waiting_jobs as job where job.id = p_id),
+        (select job.workflow from penstock.queued_jobs as job where job.id = p_id),
+        (select job.workflow from penstock.archived_jobs as job where job.id = p_id order by job.finished_at desc limit 1)
+    )
 $$;
-comment on function penstock.group_of(uuid) is 'The job group of which a running job is a child, so that it can enqueue further children; null: none.';
+comment on function penstock.group_of(uuid) is
+    'The job group of a job: of the `then` of a group that group; of a child the group in which it is, to which it can add further children while it runs; null: none. The `then` of a group that is in another one is a child of that: see parent in group_list.';

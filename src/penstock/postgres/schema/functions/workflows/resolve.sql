@@ -359,6 +359,12 @@ begin
         where tick.id = any (ticks)
     );
     delete from penstock.workflow_ticks as tick where tick.id = any (ticks);
+    -- Groups that these jobs have left open: fold_ticks looks at each, under its lock, in the next call.
+    insert into penstock.workflow_ticks (workflow, noted_at)
+    select job_group.id, folded.since
+    from penstock.job_groups as job_group
+    where job_group.filled_by = any (ended.jobs) and job_group.sealed_at is null and job_group.cancelled_at is null
+        and job_group.finished_at is null;
     -- Behind the ticks that it has read: what is released, cancelled or ended comes after what it waited for, by the clock too.
     moment := penstock.clock();
     perform penstock.ensure_archive(moment);

@@ -179,6 +179,40 @@ $$;
 comment on function penstock.stuck_dependencies() is
     'Part of penstock doctor: of the 10,000 oldest dependencies up to ten for whose end nothing will be noted, since the other job has ended or is gone. There are none.';
 
+create or replace function penstock.endless_waits(p_before timestamptz)
+returns table (kind text, id uuid, name text, waits_for text, since timestamptz)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    (
+        select 'signal', job.id, job.name, job.waits_for, step.at
+        from (
+            -- The oldest, since their ids begin with their time.
+            select each.id, each.name, each.waits_for, each.run_after
+            from penstock.queued_jobs as each where each.waits_for is not null order by each.id limit 10000
+        ) as job
+        join penstock.job_steps as step on step.job = job.id and step.name = job.waits_for
+        where job.run_after = penstock.without_time() and step.kind = 'wait' and step.due is null and step.at < p_before
+        order by step.at
+        limit 1000
+    )
+    union all
+    (
+        select 'group', open.id, open.name, null, open.changed_at
+        from (
+            select each.id, each.name, each.sealed_at, each.changed_at
+            from penstock.job_groups as each where each.finished_at is null order by each.created_at, each.id limit 10000
+        ) as open
+        where open.sealed_at is null and open.changed_at < p_before
+        order by open.changed_at
+        limit 1000
+    )
+$$;
+comment on function penstock.endless_waits(timestamptz) is
+    'Part of penstock doctor: of the 10,000 oldest each up to 1,000 jobs that have waited since before this time for a signal without a timeout (kind signal), and job groups that are not sealed and have not changed since (kind group).';
+
 create or replace function penstock.count_children(p_group uuid, out added bigint, out ended bigint)
 language sql
 stable
