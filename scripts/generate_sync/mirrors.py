@@ -132,6 +132,8 @@ class MirroredClass:
             "        self._of = of",
             "        self._loop = loop",
         ]
+        if any(isinstance(node, ast.AsyncFunctionDef) and node.name == "__anext__" for node in self.source.body):
+            parts.append("        self._items = loop.each(of, lambda item: item)")
         for node in self.source.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 parts += self._method(node)
@@ -153,8 +155,8 @@ class MirroredClass:
             return ["    " + line for line in self._special(node)]
         if node.name.startswith("_") or node.name in self.mirror.without or not self._has_mirror(node):
             return []
-        if _is_generator(node):
-            return self._generator(node)
+        if _is_iteration(node):
+            return self._iteration(node)
         returns, mirror = self._returned(node.returns)
         parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
         given = {parameter.arg for parameter in parameters}
@@ -172,16 +174,16 @@ class MirroredClass:
             ),
         ]
 
-    def _generator(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-        """A generator of what an asynchronous generator gives."""
+    def _iteration(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+        """An iterator over the items of an asynchronous iterator."""
         assert isinstance(node.returns, ast.Subscript)
         self.module.annotated.add(("collections.abc", "Iterator"))
         item, mirror = self._returned(node.returns.slice)
+        made = f"lambda item: item{'.sync' if mirror else ''}"
         return [
             f"    def {node.name}({self._parameters(node.args)}) -> Iterator[{item}]:",
             _docstring(node),
-            f"        for item in self._loop.each(self._of.{node.name}({_arguments(node.args)})):",
-            f"            yield item{'.sync' if mirror else ''}",
+            f"        return self._loop.each(self._of.{node.name}({_arguments(node.args)}), {made})",
         ]
 
     def _special(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -194,14 +196,14 @@ class MirroredClass:
             return ["def __exit__(self, *error: Any) -> None:", f"    {leave}"]
         if node.name == "__aiter__":
             return ["def __iter__(self) -> Self:", "    return self"]
-        return [f"def __next__(self) -> {self._annotation(node.returns)}:", "    return self._loop.next(self._of)"]
+        return [f"def __next__(self) -> {self._annotation(node.returns)}:", "    return next(self._items)"]
 
     def _has_mirror(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         if node.name in self.mirror.also:
             return True
         if isinstance(node, ast.AsyncFunctionDef):
             return not node.decorator_list
-        return not node.decorator_list and _class_of(node.returns) in PLACES
+        return not node.decorator_list and (_class_of(node.returns) in PLACES or _is_iteration(node))
 
     def _body(self, node: ast.FunctionDef | ast.AsyncFunctionDef, given: set[str]) -> str:
         reached = f"self._of.{node.name}"
@@ -306,8 +308,8 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(isinstance(decorator, ast.Name) and decorator.id == "property" for decorator in node.decorator_list)
 
 
-def _is_generator(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return isinstance(node, ast.AsyncFunctionDef) and any(isinstance(part, ast.Yield) for part in ast.walk(node))
+def _is_iteration(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return isinstance(node, ast.FunctionDef) and _class_of(node.returns) == "AsyncIterator"
 
 
 def _arguments(given: ast.arguments) -> str:

@@ -10,6 +10,8 @@ from scripts.generate_sync.common import NOTICE, blocking_words
 
 CLIENT = "penstock.client.aio"
 MODULES = {CLIENT: "penstock.client.sync", "websockets.asyncio.client": "websockets.sync.client"}
+LASTING = "lasting"
+"""The decorator of iterations that go on after a cancelled request: a blocking request is never cancelled."""
 NAMES = {
     "asyncio": "time", "aclose": "close", "aread": "read", "aiter_sse": "iter_sse",
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__",
@@ -21,6 +23,10 @@ class Translation(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         """Translate a node and what is below it."""
+        if isinstance(node, ast.Module):
+            node.body = [part for part in node.body if not _imports_lasting(part)]
+        elif isinstance(node, ast.AsyncFunctionDef):
+            node.decorator_list = [one for one in node.decorator_list if not (isinstance(one, ast.Name) and one.id == LASTING)]
         self.generic_visit(node)
         if isinstance(node, ast.Await):
             return node.value
@@ -43,6 +49,10 @@ def renamed(name: str) -> str:
         if name == before or name.startswith(f"{before}."):
             return after + name[len(before) :]
     return NAMES.get(name, re.sub(r"^Async(?=[A-Z])", "", name))
+
+
+def _imports_lasting(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and [name.name for name in node.names] == [LASTING]
 
 
 def translated(path: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -11,16 +13,8 @@ import pytest
 
 from penstock import Events, NewEvent, Penstock, Standing
 from penstock.testing import running_worker
+from tests.cancelling import a_cancelled_request
 from tests.waiting import eventually
-
-
-async def a_cancelled_request(iterator: AsyncIterator[Any]) -> None:
-    """Ask, and cancel the request while it waits."""
-    request = asyncio.ensure_future(anext(iterator))
-    await asyncio.sleep(0.05)
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
 
 
 def iterations(form: str, events: Events[int]) -> AsyncIterator[Any]:
@@ -112,3 +106,70 @@ async def test_a_standing_job_gets_messages_after_a_cancelled_request(app: Penst
             await pool.notify("acme", number)
         await eventually(lambda: len(got) == 3, "all messages")
     assert got == [0, 1, 2]
+
+
+async def test_a_consumption_goes_on_after_requests_that_were_cancelled(app: Penstock) -> None:
+    stream = app.stream("numbers", int, partitions=1)
+    await stream.declare()
+    # With an id, for which a member that the cancelled request had left behind would stand in the way of the next one.
+    batches = stream.consume("g", id="me")
+    for pause_ms in range(12):
+        # The first ones are cancelled while they join.
+        request = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(pause_ms / 1000)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+    await a_cancelled_request(batches)
+    await stream.append_many([NewEvent(number) for number in range(10)])
+    seen: list[int] = []
+    while len(seen) < 10:
+        seen += (await asyncio.wait_for(anext(batches), 60)).records()
+    assert seen == list(range(10))
+    await batches.close(done=True)
+    assert [lag.lag for lag in await stream.lag("g")] == [0]
+
+
+async def test_a_consumption_whose_opening_was_cancelled_leaves_no_member_behind(app: Penstock) -> None:
+    stream = app.stream("numbers", int, partitions=1)
+    await stream.declare()
+    batches = stream.consume("g", id="me")
+    opening = asyncio.ensure_future(batches.__aenter__())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    # Another one with this id would be refused while the first is a member.
+    async with stream.consume("g", id="me") as again:
+        assert again.consumer is not None
+
+
+class Interrupted(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.mark.parametrize("form", ["tail", "consume"])
+def test_a_blocking_iteration_goes_on_after_a_request_that_a_signal_interrupted(url: str, form: str) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    app = Penstock(url)
+    try:
+        stream = app.stream("numbers", int, partitions=1).sync
+        stream.declare()
+        items: Any = stream.tail("earliest") if form == "tail" else stream.consume("g")
+        with items:
+            threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+            with pytest.raises(Interrupted):
+                next(items)
+            stream.append_many([NewEvent(number) for number in range(10)])
+            seen: list[int] = []
+            while len(seen) < 10:
+                item = next(items)
+                seen += [item.data] if form == "tail" else item.records()
+            assert seen == list(range(10))
+    finally:
+        app.sync.close()
+        signal.signal(signal.SIGUSR1, before)

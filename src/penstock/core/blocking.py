@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import DatabaseUnavailable, InvalidInput
 
 T = TypeVar("T")
+R = TypeVar("R")
 _TASKS_END_WITHIN_S = 1.0
 _ENDS_WITHIN_S = 5.0
 _END: Any = object()
@@ -89,17 +91,9 @@ class BackgroundLoop:
 
         return self.run(run())
 
-    def next(self, items: AsyncIterator[T]) -> T:
-        """The next item of an asynchronous iterator. Raises `StopIteration` at its end."""
-        item = self.run(_next(items), unlimited=True)
-        if item is _END:
-            raise StopIteration
-        return item
-
-    def each(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an asynchronous generator. The loop closes a generator that the program no longer refers to."""
-        while (item := self.run(_next(items), unlimited=True)) is not _END:
-            yield item
+    def each(self, items: AsyncIterator[T], made: Callable[[T], R]) -> Items[T, R]:
+        """The items of an asynchronous iterator, each as `made` makes it."""
+        return Items(self, items, made)
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Run a last coroutine, and end the thread. Does nothing when no call has been made."""
@@ -133,6 +127,44 @@ class BackgroundLoop:
             return self.loop
 
 
+class Items(Generic[T, R]):
+    """The items of an asynchronous iterator, for threads without an event loop.
+
+    After a request that was interrupted, as by the exception of a signal's handler, the next one goes on: an item that the loop
+    has got for it meanwhile is not lost.
+
+    Args:
+        loop: Loop on which the iterator runs.
+        items: The iterator.
+        made: Makes of an item what the program gets.
+    """
+
+    def __init__(self, loop: BackgroundLoop, items: AsyncIterator[T], made: Callable[[T], R]) -> None:
+        self._loop = loop
+        self._items = items
+        self._made = made
+        self._got: deque[T] = deque()
+
+    def __iter__(self) -> Items[T, R]:
+        return self
+
+    def __next__(self) -> R:
+        while True:
+            try:
+                item = self._got.popleft()
+            except IndexError:
+                self._loop.run(self._get(), unlimited=True)
+                continue
+            if item is _END:
+                raise StopIteration
+            return self._made(item)
+
+    async def _get(self) -> None:
+        # An item that was got for an interrupted request comes first: the request for another one would mark it as done.
+        if not self._got:
+            self._got.append(await anext(self._items, _END))
+
+
 def run_without_loop(call: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that makes only blocking calls to its end in this thread, without an event loop.
 
@@ -163,10 +195,6 @@ def asynchronous() -> InvalidInput:
     return InvalidInput(
         "this connection is async", hint="Await the call, with connection=..., on the object itself, not on its `sync`."
     )
-
-
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items, _END)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

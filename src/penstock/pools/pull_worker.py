@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from penstock.core.blocking import BackgroundLoop
 from penstock.core.checks import check_mapping
+from penstock.core.iteration import Iteration
 from penstock.core.serialization import Codec, dump_json, plain_text
 from penstock.core.user_code import message_of
 from penstock.errors import InvalidInput, Snooze
@@ -179,13 +180,18 @@ class PoolWorker(Generic[T]):
         if (member := self._pulling.member) is not None:
             await member.set_metadata(metadata)
 
-    async def jobs(self) -> AsyncIterator[PulledJob[T]]:
+    def jobs(self) -> AsyncIterator[PulledJob[T]]:
         """The jobs of the keys that this worker owns, as they arrive, one of each key at a time.
+
+        The iteration goes on after a request that was cancelled, as by a time limit, or interrupted.
 
         Raises:
             Conflict: This worker was declared dead, and another one has its id now.
             SchemaMismatch: A migration has changed the schema so that this version cannot work with it.
         """
+        return Iteration(self._next)
+
+    async def _next(self) -> PulledJob[T]:
         if self._pulling.member is None:
             raise InvalidInput(f"worker {self.id} is not in its pool", hint="Use it in: async with pool.worker(...) as worker:")
         while (pulled := await self._pulling.next()) is not None:
@@ -195,7 +201,8 @@ class PoolWorker(Generic[T]):
                 # As with a handler; the key must not wait for it.
                 pulled.quarantine(f"its payload cannot be read: {getattr(error, 'message', error)}")
                 continue
-            yield job
+            return job
+        raise StopAsyncIteration
 
     def _given(self, pulled: Pulled) -> PulledJob[T]:
         claimed = pulled.claimed

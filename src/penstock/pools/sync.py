@@ -274,12 +274,13 @@ class SyncPoolWorker(Generic[T]):
     def jobs(self) -> Iterator[SyncPulledJob[T]]:
         """The jobs of the keys that this worker owns, as they arrive, one of each key at a time.
 
+        The iteration goes on after a request that was cancelled, as by a time limit, or interrupted.
+
         Raises:
             Conflict: This worker was declared dead, and another one has its id now.
             SchemaMismatch: A migration has changed the schema so that this version cannot work with it.
         """
-        for item in self._loop.each(self._of.jobs()):
-            yield item.sync
+        return self._loop.each(self._of.jobs(), lambda item: item.sync)
 
     @property
     def id(self) -> str:

@@ -366,12 +366,13 @@ class SyncStreamReader(Generic[T]):
     def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
+        self._items = loop.each(of, lambda item: item)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Event[T]:
-        return self._loop.next(self._of)
+        return next(self._items)
 
     def __enter__(self) -> Self:
         self._loop.run(self._of.__aenter__())

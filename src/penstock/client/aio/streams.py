@@ -14,6 +14,7 @@ from penstock.client.call import AsyncSend
 from penstock.client.following import Following
 from penstock.client.stream_calls import MemberCalls
 from penstock.core.checks import check_time
+from penstock.core.iteration import lasting
 from penstock.errors import InvalidInput
 from penstock.streams.group_models import HeldPartitions, Lag, MemberBatch, Reading
 from penstock.streams.models import Event, NewEvent, OffsetReset, Position, Start, StreamDetails, StreamRecord
@@ -76,6 +77,7 @@ class AsyncStream:
         """Events of a partition from an offset on, waiting for the first one. Raises `OffsetGone`, `NotFound`."""
         return await self._send(stream_calls.read(self.name, partition, offset, limit, wait.total_seconds()))
 
+    @lasting
     async def tail(self, start: Start = "latest", *, partitions: Iterable[int] | None = None) -> AsyncGenerator[Event[Any], None]:
         """Events as they come, for ever; goes on where it was when the connection breaks. Raises `OffsetGone`."""
         following = Following(stream_calls.path_of(self.name, "events", "follow"), _start(start, partitions), self._retry_for_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from penstock.client.aio.websocket import work
 from penstock.client.call import AsyncSend
 from penstock.client.deliveries import Delivery
 from penstock.client.following import Following
+from penstock.core.iteration import lasting
 from penstock.core.serialization import dump_json
 from penstock.errors import NotFound
 from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
@@ -91,10 +92,11 @@ class AsyncTopic:
         """Who is subscribed now, oldest first."""
         return await self._send(topic_calls.subscribers(self.name))
 
+    @lasting
     async def receive(
         self, client_id: str | None = None, *, stay: bool = False, ttl: timedelta | None = None, filter: Any = None,
         since: int | None = None,
-    ) -> AsyncIterator[Message[Any]]:  # fmt: skip
+    ) -> AsyncGenerator[Message[Any], None]:  # fmt: skip
         """Messages as they come, for ever, each once; goes on where it was when the connection breaks.
 
         Args:
@@ -114,10 +116,11 @@ class AsyncTopic:
         async for message in follow(self._http, following):
             yield topic_calls.message_of(message)
 
+    @lasting
     async def work(
         self, client_id: str | None = None, *, stay: bool = False, ttl: timedelta | None = None, filter: Any = None,
         since: int | None = None, window: int = 100,
-    ) -> AsyncIterator[Delivery[Awaitable[None]]]:  # fmt: skip
+    ) -> AsyncGenerator[Delivery[Awaitable[None]], None]:  # fmt: skip
         """Messages on a WebSocket, each to be acknowledged: `ack` or `fail`. Ends when the server ends the connection.
 
         What is not acknowledged then comes to the next connection of a client that stays. `window`: most of them at once.

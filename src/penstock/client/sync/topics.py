@@ -5,7 +5,7 @@ Generated: change what this is generated from, and run `make format` (scripts/ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -109,7 +109,7 @@ class Topic:
         ttl: timedelta | None = None,
         filter: Any = None,
         since: int | None = None,
-    ) -> Iterator[Message[Any]]:
+    ) -> Generator[Message[Any], None]:
         """Messages as they come, for ever, each once; goes on where it was when the connection breaks.
 
         Args:
@@ -138,7 +138,7 @@ class Topic:
         filter: Any = None,
         since: int | None = None,
         window: int = 100,
-    ) -> Iterator[Delivery[None]]:
+    ) -> Generator[Delivery[None], None]:
         """Messages on a WebSocket, each to be acknowledged: `ack` or `fail`. Ends when the server ends the connection.
 
         What is not acknowledged then comes to the next connection of a client that stays. `window`: most of them at once.

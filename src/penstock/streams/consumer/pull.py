@@ -53,6 +53,7 @@ class Consumption(Generic[T]):
         self._delivered: asyncio.Future[None] | None = None
         self.consumer: Consumer[T] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._opening: asyncio.Task[None] | None = None
 
     @property
     def sync(self) -> SyncConsumption[T]:
@@ -68,6 +69,18 @@ class Consumption(Generic[T]):
         """Join the group. The iteration does so implicitly."""
         if self.consumer is not None:
             return
+        # A request that is cancelled meanwhile must not leave a member behind that nothing runs.
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name="penstock-join")
+            self._opening.add_done_callback(self._opened)
+        await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # whoever waits gets it
+
+    async def _open(self) -> None:
         database = await self._stream.context.database()
         await self._stream.ready()
         if self._stream.encoding.locked:
@@ -126,6 +139,8 @@ class Consumption(Generic[T]):
         """Leave the group. The current batch is not done, unless `done` is True."""
         if done:
             self.done()
+        if (opening := self._opening) is not None:
+            await asyncio.gather(opening, return_exceptions=True)
         if self._delivered is not None:
             self._delivered.cancel()
             await asyncio.sleep(0)
@@ -143,7 +158,11 @@ class Consumption(Generic[T]):
         self.consumer = None
 
     async def __aenter__(self) -> Consumption[T]:
-        await self.open()
+        try:
+            await self.open()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -21,6 +21,7 @@ class SyncConsumption(Generic[T]):
     def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
+        self._items = loop.each(of, lambda item: item)
 
     @property
     def partitions(self) -> list[int]:
@@ -50,4 +51,4 @@ class SyncConsumption(Generic[T]):
         return self
 
     def __next__(self) -> Batch[T]:
-        return self._loop.next(self._of)
+        return next(self._items)
