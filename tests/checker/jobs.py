@@ -130,6 +130,7 @@ def check_jobs(history: History) -> list[str]:
         ):
             violations.append(f"P9: {id} of a worker that was gone was without one for {seconds:.1f} s")
     violations += _unstarted(history, of_job, events)
+    violations += _convictions(history.final, of_job, runs)
     if history.noted:
         everybody = [Gone("", begin, end) for begin, end in history.away]
         violations += notes.check_deaths(history.noted, [*history.gone, *history.cut, *everybody])
@@ -281,6 +282,29 @@ def _unstarted(history: History, of_job: Mapping[str, Sequence[Run]], events: Ma
     for worker, jobs in marked.items():
         if jobs > history.places:
             yield f"P2: {jobs} jobs that {worker} had begun failed and never started, it has {history.places} places"
+
+
+def _convictions(final: Sequence[Final], of_job: Mapping[str, Sequence[Run]], runs: Iterable[Run]) -> Iterable[str]:
+    """A job is convicted only by workers that ran it alone and were lost: whatever ran beside it may have ended them."""
+    of_worker: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        of_worker[run.worker].append(run)
+    for row in final:
+        lost = [run for run in of_job.get(row.id, ()) if run.lost_at is not None]
+        if row.reason != "quarantined" or not lost:
+            continue
+        alone = sum(not any(_beside(run, other) for other in of_worker[run.worker]) for run in lost)
+        if alone < LOSSES_OF_A_KILLER:
+            yield (
+                f"P9: {row.name} {row.id} was quarantined after {alone} losses of workers that ran nothing else,"
+                f" it takes {LOSSES_OF_A_KILLER}"
+            )
+
+
+def _beside(run: Run, other: Run) -> bool:
+    """Whether another run was under way on the worker of a run when that was lost."""
+    lost_at = run.lost_at
+    return other.id != run.id and lost_at is not None and other.begin < lost_at < other.end
 
 
 def _failure(

@@ -42,7 +42,8 @@ async def test_only_what_ends_its_workers_alone_is_set_aside(pool: Pool[Any], sq
     await sql.execute("update penstock.standing_jobs set running_by = 'm' where key = 'a'")
     await sql.execute("select penstock.acquit_standing('tenants', 'm', '{a}')")
     assert await lose(sql, {"a": 1}) == {"a": (4, False), "b": (2, False), "c": (0, False)}
-    assert await lose(sql, {"a": 1, "c": None}) == {"a": (5, True), "b": (2, False), "c": (0, False)}
+    assert await lose(sql, {"a": 1, "c": None}) == {"a": (5, False), "b": (2, False), "c": (0, False)}
+    assert await lose(sql, {"a": 1, "c": None}) == {"a": (6, True), "b": (2, False), "c": (0, False)}
     assert await sql.fetchval("select error ->> 'type' from penstock.standing_jobs where key = 'a'") == "Quarantined"
     # Slots that move are no crash.
     await sql.execute("update penstock.standing_jobs set running_by = 'm' where key = 'b'")

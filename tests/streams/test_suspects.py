@@ -18,7 +18,7 @@ SUSPECT = "update penstock.group_offsets set crashes = $1, crashed_at = next_off
 
 
 @pytest.mark.parametrize("policy", ["retry", "skip", "dead-letter"])
-async def test_an_event_that_ended_its_workers_twice_is_set_aside_as_the_policy_says(
+async def test_an_event_that_ended_its_workers_three_times_is_set_aside_as_the_policy_says(
     app: Penstock, sql: Sql, policy: Any
 ) -> None:
     orders = app.stream("orders", int, partitions=1)
@@ -30,12 +30,12 @@ async def test_an_event_that_ended_its_workers_twice_is_set_aside_as_the_policy_
 
     await orders.append_many([13, 1, 2])
     await sql.execute("select penstock.declare_consumer_group('orders', 'g')")
-    await sql.execute(SUSPECT, 4)
+    await sql.execute(SUSPECT, 5)
     async with running_worker(app):
         if policy == "retry":
             aside = "select pause_reason from penstock.group_offsets where quarantined"
             because = await eventually(lambda: sql.fetchval(aside), "the quarantine")
-            assert because == "offset 0: Fail: it has crashed its workers, twice while no other suspect was handled"
+            assert because == "offset 0: Fail: it has crashed its workers, three times while no other suspect was handled"
             assert handled == []
             # Who resumes it has mended it.
             await sql.execute("select penstock.resume_partitions('orders', 'g')")
@@ -122,6 +122,9 @@ async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Pen
         rows = await sql.fetch("select crashes, crashed_at, doubt from penstock.group_offsets order by partition")
         return [tuple(row) for row in rows]
 
+    async def crashes() -> list[int]:
+        return [row["crashes"] for row in await sql.fetch("select crashes from penstock.group_offsets order by partition")]
+
     quiet = (0, None, 1000)
     assert await lose() == [(1, 0, 1000), (1, 0, 1000), quiet, quiet]
     await sql.execute("update penstock.group_offsets set next_offset = 3 where partition = 1")
@@ -137,6 +140,24 @@ async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Pen
     assert await lose() == [(2, 0, 1000), (3, 5, 1), quiet, quiet]
     await sql.execute("update penstock.group_offsets set tried = 1 where partition = 1")
     assert await lose() == [(2, 0, 1000), (4, 5, 1), quiet, quiet]
+    # A member that left, one that was lost with its node, and one that was lost with others: nothing.
+    await sql.execute("update penstock.group_offsets set tried = 1 where partition = 1")
+    await sql.execute("""select penstock.end_owned_work('orders/g', 'm', null, '{"type": "WorkerLeft"}')""")
+    assert await crashes() == [2, 4, 0, 0]
+    lost = (
+        "insert into penstock.lost_workers"
+        " select id, id, 'h', null, now() - interval '1 hour', now() - interval '9 s', now(), now(), null, $2"
+        " from unnest($1::text[]) as id"
+    )
+    await sql.execute(lost, ["m"], False)
+    await sql.execute("""select penstock.end_owned_work('orders/g', 'm', null, '{"type": "WorkerLost"}')""")
+    assert await crashes() == [2, 4, 0, 0]
+    await sql.execute("delete from penstock.lost_workers")
+    await sql.execute(lost, ["m", "n"], True)
+    assert await lose() == [(2, 0, 1000), (4, 5, 1), quiet, quiet]
+    await sql.execute("delete from penstock.lost_workers where id = 'n'")
+    await sql.execute("update penstock.group_offsets set tried = 1 where partition = 1")
+    assert await lose() == [(2, 0, 1000), (5, 5, 1), quiet, quiet]
     # Slots that move are no crash.
     await sql.execute("update penstock.slots set owner = 'm', target = 'm'")
     await sql.execute("select penstock.revoke_slots('orders/g', 'm', array[0], '{}')")

@@ -251,10 +251,10 @@ async def test_lost_jobs_stale_results_and_errors_of_the_database_are_counted(
 async def test_jobs_that_are_quarantined_without_a_worker_are_counted(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
     database = await app.database()
     await sql.execute("select penstock.create_job_type('kill'), penstock.create_job_type('odd'), penstock.promise_to_begin('w')")
-    await sql.execute("select penstock.enqueue('kill', '1'), penstock.enqueue('kill', '2')")
-    await sql.execute("select penstock.claim('w', '{kill}', 2)")
-    # One of them has crashed its worker while it ran alone.
-    await sql.execute("update penstock.queued_jobs set crashes = 3 where data = '1'")
+    await sql.execute("select penstock.promise_to_begin('v'), penstock.enqueue('kill', '1'), penstock.enqueue('kill', '2')")
+    await sql.execute("select penstock.claim('w', '{kill}', 1), penstock.claim('v', '{kill}', 1)")
+    # One of them has crashed two workers that ran nothing else, and does so now.
+    await sql.execute("update penstock.queued_jobs set crashes = 3, lone_crashes = 2 where data = '1'")
     await sql.execute("update penstock.leases set expires_at = now() - interval '1 second'")
     await sql.execute("select penstock.enqueue('odd', '1')")
     await sql.execute("update penstock.queued_jobs set data = ('[' || repeat('1e131071,', 40) || '1]')::jsonb where name = 'odd'")

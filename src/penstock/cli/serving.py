@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
@@ -25,12 +27,14 @@ from penstock.cli.http import serving_beside
 from penstock.cli.observing import Log, Metrics, check_log, measured_at, metrics_address
 from penstock.cli.output import AsJson, err, holding, out, print_json, say, span
 from penstock.cli.replacing import MaxJobs, MaxMemory, ReplaceAfter, replace_after
+from penstock.cli.worker_ends import EndedProcesses
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs
 from penstock.core.garbage_collection import collect_seldom
 from penstock.core.logs import get_logger
 from penstock.core.measuring import measured
 from penstock.errors import InvalidInput, SchemaMismatch
+from penstock.pools.service import new_member_id
 from penstock.postgres.credentials import with_password
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.postgres.migrate import MigrationPlan
@@ -106,14 +110,14 @@ def worker(
 
         changed = SourceChanges(Path.cwd()).seen
     if address is None:
-        supervise(run_worker, (command,), number, wanted, changed=changed)
+        _supervise(app, command, number, wanted, changed=changed)
     else:
         logs.configure(log_format)
         # Loaded here, since the library takes a while to load.
         from penstock.cli import worker_metrics
 
         with worker_metrics.of_processes(app, address, number) as reports:
-            supervise(run_worker, (command,), number, wanted, reports.pipe, changed)
+            _supervise(app, command, number, wanted, reports.pipe, changed)
 
 
 def up(
@@ -132,7 +136,7 @@ def up(
         elif processes == 1:
             run_worker(WorkerCommand(target))
         else:
-            supervise(run_worker, (WorkerCommand(target),), processes)
+            _supervise(app, WorkerCommand(target), processes)
 
 
 def migrate(
@@ -276,6 +280,8 @@ def run_worker(command: WorkerCommand, told: Told | None = None, *, metrics: tup
                 await app.open(timeout=app.settings.start_timeout)
                 await stack.enter_async_context(app)
                 working = await app.worker(*command.names)
+                if told is not None:
+                    working.started_by(told.supervisor)
                 _obey(working, told, asyncio.get_running_loop())
                 if told is not None and command.replace_after is not None:
                     asking = asyncio.create_task(command.replace_after.ask(working, told.replace), name="penstock-replacing")
@@ -300,6 +306,21 @@ def run_worker(command: WorkerCommand, told: Told | None = None, *, metrics: tup
         import uvloop
 
         uvloop.run(run())
+
+
+def _supervise(
+    app: Penstock,
+    command: WorkerCommand,
+    processes: int,
+    wanted: Callable[[int], int] | None = None,
+    reports: Callable[[], Connection] | None = None,
+    changed: Callable[[], bool] | None = None,
+) -> None:
+    """Keep worker processes running, and tell the database how they end. See `supervise`."""
+    supervisor = new_member_id()
+    # An application of its own, since that of the module may be open in another thread.
+    ends = EndedProcesses(supervisor, lambda: Penstock(settings=app.settings))
+    supervise(run_worker, (command,), processes, wanted, reports, changed, supervisor=supervisor, ended=ends.ended)
 
 
 def _on_spark(

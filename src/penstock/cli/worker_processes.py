@@ -31,8 +31,10 @@ _REPLACE = b"replace"
 class Told:
     """A worker process's end of the pipe."""
 
-    def __init__(self, pipe: Connection, reports: Connection | None = None) -> None:
+    def __init__(self, pipe: Connection, supervisor: str, reports: Connection | None = None) -> None:
         self._pipe = pipe
+        self.supervisor = supervisor
+        """Id of the supervisor."""
         self.reports = reports
         """Where to send reports; None: this worker has no metrics."""
 
@@ -94,6 +96,7 @@ class _Child:
         target: Callable[..., None],
         arguments: tuple[Any, ...],
         reports: Callable[[], Connection] | None,
+        supervisor: str,
         replaces: _Child | None = None,
     ) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -103,10 +106,11 @@ class _Child:
         self.working = False
         self.wants_successor = False
         self.open = True
+        self.end_told = False
         self.replaces = replaces
         self.started = time.monotonic()
         reporting = None if reports is None else reports()
-        told = Told(theirs, reporting)
+        told = Told(theirs, supervisor, reporting)
         self.process = spawn.Process(target=logs.guarded, args=(target, *arguments, told), name="penstock-worker")
         with _without_interrupts():
             self.process.start()
@@ -141,8 +145,9 @@ class _Child:
 class _Crew:
     """The worker processes of one supervisor."""
 
-    def __init__(self, start: Callable[[_Child | None], _Child], number: int) -> None:
+    def __init__(self, start: Callable[[_Child | None], _Child], number: int, ended: Callable[[int, int], None] | None) -> None:
         self._start = start
+        self._ended = ended
         self.children = [start(None) for _ in range(number)]
 
     def events(self) -> list[Any]:
@@ -166,6 +171,9 @@ class _Crew:
                 child.replaces = old = None
             if child.process.is_alive():
                 continue
+            if self._ended is not None and not child.end_told and child.process.pid is not None:
+                child.end_told = True
+                self._ended(child.process.pid, child.process.exitcode or 0)
             successor = self._successor(child)
             if child.retired or old is not None:
                 # A successor that does not start leaves its predecessor at work, which may ask again.
@@ -200,6 +208,9 @@ def supervise(
     wanted: Callable[[int], int] | None = None,
     reports: Callable[[], Connection] | None = None,
     changed: Callable[[], bool] | None = None,
+    *,
+    supervisor: str,
+    ended: Callable[[int, int], None] | None = None,
 ) -> None:
     """Keep worker processes running until SIGTERM or SIGINT; one that dies is started again, at most once a second each.
 
@@ -210,6 +221,8 @@ def supervise(
         wanted: From how many there are to how many there should be; asked about once a second. None: always so many.
         reports: Makes a pipe over which a process reports; None: they do not.
         changed: Whether all are to be replaced, asked about once a second; None: never.
+        supervisor: Id of this supervisor, which its workers register with.
+        ended: Called with the number and the exit code of a process that has ended; None: no one is told.
     """
     words = 0
 
@@ -223,7 +236,7 @@ def supervise(
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, signalled)
     signal.signal(signal.SIGINT, signalled)
-    crew = _Crew(lambda replaces: _Child(target, arguments, reports, replaces), processes)
+    crew = _Crew(lambda replaces: _Child(target, arguments, reports, supervisor, replaces), processes, ended)
     while not words or any(child.process.is_alive() for child in crew.children):
         for child in crew.children:
             child.tell(words)

@@ -43,7 +43,7 @@ def check_options(name: str, options: Options) -> None:
     check_span(f"backoff.base of {name}", backoff.base, zero=True, longest=backoff.cap)
     check_real(f"backoff.factor of {name}", backoff.factor, 1, 100)
     check_real(f"backoff.jitter of {name}", backoff.jitter, 0, 1)
-    for option in ("max_attempts", "concurrency", "max_waiting"):
+    for option in ("max_attempts", "concurrency", "max_waiting", "max_crashes"):
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
     if options.keep is not None:

@@ -166,12 +166,12 @@ async def claim_alone(
     names: Sequence[str],
     slots: Mapping[int, int] | None = None,
     keys: Sequence[str] | None = None,
-) -> tuple[ClaimedJob, int] | None:
-    """Claim one job that waits to run alone. Returns it with its slot, -1 for a job without one.
+) -> list[tuple[ClaimedJob, int]]:
+    """Claim the suspects of one trial, to run beside nothing else. Returns them with their slots, -1 for a job without one.
 
     `slots` has the epoch of each slot that the holder owns, when `names` is the name of a pool. `keys`: see `claim`.
     """
-    row = await database.fetchrow(
+    rows = await database.fetch(
         "select * from penstock.claim_alone($1, $2, $3, $4, $5)",
         holder,
         names,
@@ -179,7 +179,7 @@ async def claim_alone(
         None if slots is None else list(slots.values()),
         keys,
     )
-    return None if row is None else (ClaimedJob._make(row[:15]), -1 if row["at_slot"] is None else row["at_slot"])
+    return [(ClaimedJob._make(row[:15]), -1 if row["at_slot"] is None else row["at_slot"]) for row in rows]
 
 
 async def promise_to_begin(database: Database, holder: str, kind: str, *, retry: bool = False) -> None:
@@ -194,21 +194,21 @@ async def begin(database: Database, ids: Sequence[UUID], leases: Sequence[int]) 
 
 
 async def are_apart(database: Database, names: Sequence[str], keys: Sequence[str] | None = None) -> bool:
-    """Whether jobs of these types wait to run alone. `keys`: see `claim`."""
+    """Whether suspects of these types wait for their trial. `keys`: see `claim`."""
     return bool(await database.fetchval("select penstock.has_isolated_jobs($1, $2)", names, keys))
 
 
 async def next_alone(
     database: Database, names: Sequence[str], slots: Sequence[int] | None = None, keys: Sequence[str] | None = None
 ) -> UUID | None:
-    """The first job of these types that waits to run alone and may run now; of a pool, in these slots. None: there is none."""
+    """The first suspect of these types (of a pool: in these slots) whose trial may begin now. None: there is none."""
     found: UUID | None = await database.fetchval("select penstock.next_alone($1, $2, $3)", names, slots, keys)
     return found
 
 
-async def isolate(database: Database, worker: str, begin: bool) -> bool:
-    """Begin or end to run jobs alone. Returns False when enough other workers already do so."""
-    return bool(await database.fetchval("select penstock.isolate($1, $2)", worker, begin))
+async def isolate(database: Database, worker: str, begin: bool, idle: bool = False) -> bool:
+    """Begin (`idle`: empty already) or end to run trials. Returns False when enough other workers already do so."""
+    return bool(await database.fetchval("select penstock.isolate($1, $2, $3)", worker, begin, idle))
 
 
 async def settle(database: Database, settlements: Sequence[Settlement], version: str | None = None) -> dict[UUID, str]:

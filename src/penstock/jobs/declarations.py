@@ -51,6 +51,7 @@ class JobOptions(TypedDict, total=False):
     keep_result: bool
     encrypted: bool
     max_waiting: int | None
+    max_crashes: int | None
     docs_url: str | None
     owner: str | None
 

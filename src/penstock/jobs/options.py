@@ -69,6 +69,8 @@ class Options:
         keep_result: Whether the value that the handler returns is kept.
         encrypted: Whether payloads, results, progress and errors are stored encrypted, with the keys of the application.
         max_waiting: Maximum number of jobs that wait, ready or deferred; an enqueue beyond it raises `QueueFull`. None: no limit.
+        max_crashes: How many workers may be lost while they run nothing but a job before it counts as failed, with the reason
+            `quarantined`; None: any number. What merely ran beside it never counts.
         docs_url: Address of the documentation of the type, for people who look at its jobs: `https://...`.
         owner: Who answers for the type: a team, an address.
     """
@@ -84,6 +86,7 @@ class Options:
     keep_result: bool = False
     encrypted: bool = False
     max_waiting: int | None = None
+    max_crashes: int | None = 3
     docs_url: str | None = None
     owner: str | None = None
 
@@ -107,6 +110,7 @@ class Options:
             "keep_failed": _interval(keep.failed),
             "keep_result": self.keep_result,
             "max_waiting": self.max_waiting,
+            "max_crashes": self.max_crashes,
             # A declaration turns encryption on, and never off.
             **({"encrypted": True} if self.encrypted else {}),
         }

@@ -235,7 +235,7 @@ class JobTypeRecord:
         "name": "invoice-shipments", "delivery_strategy": "at_least_once", "max_attempts": 3, "concurrency": 5, "created_at": _AT,
         "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
         "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
-        "updated_at": _AT, "encrypted": False, "encrypted_at": None, "max_waiting": None,
+        "updated_at": _AT, "encrypted": False, "encrypted_at": None, "max_waiting": None, "max_crashes": 3,
         "keep_succeeded_s": 259_200, "keep_failed_s": 31_536_000,
     })  # fmt: skip
 
@@ -260,6 +260,10 @@ class JobTypeRecord:
         datetime | None, Field(description="Since when there may be encrypted documents; null: there are none.")
     ] = None
     max_waiting: Annotated[int | None, Field(description="Most jobs that wait; null: no limit.")] = None
+    max_crashes: Annotated[
+        int | None,
+        Field(description="How many workers a job may end that runs alone, before it counts as failed; null: any number."),
+    ] = 3
     keep_succeeded: Annotated[
         Seconds | None, Field(alias="keep_succeeded_s", description="How long jobs that succeeded are kept; null: by default.")
     ] = None
@@ -284,6 +288,7 @@ class JobTypeRecord:
             keep_result=self.keep_result,
             encrypted=self.encrypted,
             max_waiting=self.max_waiting,
+            max_crashes=self.max_crashes,
         )
 
 

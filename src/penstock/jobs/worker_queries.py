@@ -88,15 +88,16 @@ async def register_worker(
     *,
     version: str | None = None,
     code_version: str | None = None,
+    supervisor: str | None = None,
 ) -> None:
     """Register a worker. Raises `Conflict` when its id is taken.
 
     `works_on`: names beside those of job types, by kind: pools, consumers, schedules, leader_tasks. `version`: of Penstock;
-    `code_version`: of the application's code.
+    `code_version`: of the application's code. `supervisor`: id of what starts it again when it ends.
     """
     versions = {"version": version, "code_version": code_version}
     await database.fetch(
-        "select penstock.register_worker($1, $2, $3, $4, $5, $6, $7::jsonb)",
+        "select penstock.register_worker($1, $2, $3, $4, $5, $6, $7::jsonb, $8)",
         worker,
         names,
         host,
@@ -104,7 +105,13 @@ async def register_worker(
         concurrency,
         dead_after,
         orjson.dumps({**(works_on or {}), **{name: value for name, value in versions.items() if value is not None}}).decode(),
+        supervisor,
     )
+
+
+async def end_workers(database: Database, supervisor: str, pids: Sequence[int], how: Sequence[str]) -> int:
+    """Report processes of a supervisor that have ended, and how. Returns how many of them were workers that had not left."""
+    return int(await database.fetchval("select penstock.end_workers($1, $2::integer[], $3)", supervisor, pids, how, retry=True))
 
 
 async def heartbeat(database: Database, worker: str, in_flight: int, state: str) -> Heartbeat:

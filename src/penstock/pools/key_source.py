@@ -197,20 +197,19 @@ class KeySource:
         self._key_queues.release_waiting()
         self._executor.give_back(self._key_queues.running())
 
-    async def claim_alone(self) -> ClaimedJob | None:
+    async def claim_alone(self) -> list[ClaimedJob]:
         """See `RunsAlone`."""
         if not (owned := self._member.owned):
-            return None
+            return []
         now = time.monotonic()
         try:
             found = await claim_queries.claim_alone(self._database, self._member.id, [self.name], owned, self._keys)
         except PenstockError:
             await self._failed.release()
             raise
-        if found is None:
-            return None
-        self._key_queues.submit([found], now)
-        return found[0]
+        if found:
+            self._key_queues.submit(found, now)
+        return [job for job, _ in found]
 
     # -- jobs that are recalled
 

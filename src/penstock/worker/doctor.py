@@ -161,6 +161,7 @@ async def _workers(database: Database) -> list[Finding]:
         for record in paused
         if waiting.get(record.name)
     ])  # fmt: skip
+    found += await _quarantined(database)
     idle = sorted(load.name for load in loads if not load.workers and not load.ready and not waiting.get(load.name))
     if idle:
         found.append(
@@ -188,6 +189,25 @@ async def _workers(database: Database) -> list[Finding]:
             for consumer in worker.halted
         ]
     return found or [Finding("workers", "ok", f"workers work on all {len(loads)} job types")]
+
+
+async def _quarantined(database: Database) -> list[Finding]:
+    rows = await database.fetch(
+        "select name, count(*) as jobs, (array_agg(id order by finished_at desc))[1] as latest"
+        " from (select name, id, finished_at from penstock.archived_jobs"
+        " where status <> 'succeeded' and finished_at > penstock.clock() - interval '1 day' and reason = 'quarantined'"
+        " order by finished_at desc limit 1000) as quarantined group by name order by jobs desc, name"
+    )
+    return _first([
+        Finding(
+            "workers",
+            "warning",
+            f"{row['jobs']} jobs of {row['name']} were quarantined within a day: they cannot be read, or ended workers that ran "
+            "nothing else",
+            f"See why: penstock jobs why {row['latest']}. When the cause is gone, run them again: penstock jobs replay ID.",
+        )
+        for row in rows
+    ])  # fmt: skip
 
 
 async def _waiting(database: Database, paused: Sequence[JobTypeRecord]) -> list[TopRecord]:

@@ -147,7 +147,7 @@ class QueueSource:
         """See `RunsAlone`."""
         self._executor.give_back(self._executor.jobs_of(self.types_apart()))
 
-    async def claim_alone(self) -> ClaimedJob | None:
+    async def claim_alone(self) -> list[ClaimedJob]:
         """See `RunsAlone`."""
         now = time.monotonic()
         try:
@@ -157,10 +157,10 @@ class QueueSource:
         except PenstockError:
             await self._failed.release()
             raise
-        if found is None:
-            return None
-        self._executor.submit([found[0]], now)
-        return found[0]
+        jobs = [job for job, _ in found]
+        if jobs:
+            self._executor.submit(jobs, now)
+        return jobs
 
     async def _claim(self) -> tuple[int, int, bool, bool]:
         """Claim for each lane. Returns the jobs asked for and claimed, whether a lane had room, and whether one had none."""

@@ -45,6 +45,8 @@ class Registration:
         self.id = process
         self.beat_now = asyncio.Event()
         """Set when the heartbeat of the loop must be sent at once."""
+        self.supervisor: str | None = None
+        """The supervisor that started the process; None: it has none."""
         self._database = database
         self._settings = settings
         self._work = work
@@ -76,6 +78,7 @@ class Registration:
             self._work.told,
             version=__version__,
             code_version=self._settings.code_version,
+            supervisor=self.supervisor,
         )
         self.kept(sent_at, self._settings.dead_after.total_seconds())
 

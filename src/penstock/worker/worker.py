@@ -226,6 +226,10 @@ class Worker:
             self._executor.places,
         )
 
+    def started_by(self, supervisor: str) -> None:
+        """Note the id of the supervisor that starts this process again when it ends. To be called before `run`."""
+        self._registration.supervisor = supervisor
+
     def stop(self) -> None:
         """Stop in an orderly way; a second call stops at once, without waiting for handlers."""
         self._shutdown.stop()
@@ -270,6 +274,8 @@ class Worker:
 
         self._heartbeat_beside_loop.working_on = self._executor.in_loop
         self._heartbeat_beside_loop.keep(self._registration)
+        if not self.work.dispatches:
+            await self._isolation.hold()
         fetching = None if self._fetchers.queues is None else start("fetcher", self._fetchers.queues.run())
         start("completer", self._completer.run())
         start("reports", self._completer.reports.run())

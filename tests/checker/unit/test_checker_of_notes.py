@@ -115,6 +115,18 @@ def quarantined(losses: int, failures: int = 0) -> History:
     return History(events, [final], {"killer": Rules(max_attempts=9)}, gone)
 
 
+def convicted_beside(attempt: int) -> History:
+    """A job that was lost three times with its worker, once while another one ran there."""
+    history = quarantined(3)
+    beside = [
+        Event("started", "b", "killer", 10.0 * attempt + 0.5, 1, f"w{attempt}"),
+        Event("started", "b", "killer", 50.0, 2, "w9"),
+    ]
+    ended = [Event("ended", "b", "killer", 51.0, 2, "w9", "succeeded")]
+    final = Final("b", "killer", "succeeded", 2, True, 51.1, "w9")
+    return replace(history, events=[*history.events, *beside, *ended], final=[*history.final, final], healed_within=1000.0)
+
+
 @pytest.mark.parametrize(
     "history",
     [
@@ -172,6 +184,8 @@ def test_what_is_right_passes(history: History) -> None:
         ),
         (begun(10.0), "P4: plain b began on w 2.000 s after that was declared dead"),
         (quarantined(1), "P2: killer a was archived as failed after 1 of 9 attempts"),
+        (convicted_beside(1), "P9: killer a was quarantined after 2 losses of workers that ran nothing else, it takes 3"),
+        (convicted_beside(3), "P9: killer a was quarantined after 2 losses of workers that ran nothing else, it takes 3"),
         (quarantined(2), "P2: killer a was archived as failed after 2 of 9 attempts"),
         (quarantined(2, 2), "P2: killer a was archived as failed after 4 of 9 attempts"),
         (replace(UNSTARTED, events=[]), "P2: once a was archived as failed though it was never started"),

@@ -18,6 +18,22 @@ DUE = {
         "select penstock.register_worker('w', '{mail}'); update penstock.workers set state = 'dead'",
         {"recover"},
     ),
+    "a process whose supervisor saw it end": (
+        "select penstock.register_worker('w', '{mail}', p_supervisor => 's'); update penstock.workers set ended_at = now()",
+        {"recover"},
+    ),
+    "suspects for which no worker is free": (
+        "select penstock.enqueue('mail', '{}') from generate_series(1, 2);"
+        "update penstock.queued_jobs set crashes = 2, trial = 1, seq = null, run_after = penstock.isolation_time(),"
+        " updated_at = now() - interval '1 minute'",
+        {"recover", "apart"},
+    ),
+    "a suspect that waits until it can be alone": (
+        "select penstock.enqueue('mail', '{}');"
+        "update penstock.queued_jobs set crashes = 2, seq = null, run_after = penstock.isolation_time(),"
+        " updated_at = now() - interval '1 minute'",
+        {"apart"},
+    ),
     "a lease that has ended": (
         "select penstock.enqueue('mail', '{}'); select penstock.claim('w', '{mail}', 1);"
         "update penstock.leases set expires_at = now() - interval '1 s'",

@@ -39,6 +39,11 @@ class JobTypeOptions(Model):
         None, description="Most jobs that wait; an enqueue beyond it answers 429. null: no limit."
     )
 
+    max_crashes: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = Field(
+        None,
+        description="How many workers a job may end that runs alone, before it counts as failed; null: any number.",
+    )
+
     def as_options(self) -> dict[str, Any]:
         """The options as the SQL functions take them."""
         given = self.model_dump(exclude_unset=True, include=set(JobTypeOptions.model_fields))

@@ -169,6 +169,7 @@ class Bridge:
                 rate_limit=options.rate_limit,
                 keep_result=options.keep_result,
                 max_waiting=options.max_waiting,
+                max_crashes=options.max_crashes,
             )(self._forward_to_gearman)
 
     # -- from Gearman

@@ -250,7 +250,7 @@ class Dispatcher(Generic[T]):
         if events[0].offset == state.crashing_offset:
             state.crashing_offset = None
             state.delivered = self._batch(state, events)
-            raise Fail("it has crashed its workers, twice while no other suspect was handled")
+            raise Fail("it has crashed its workers, three times while no other suspect was handled")
         try:
             return await self._suspects.begin(state, len(events))
         except PenstockError as error:

@@ -24,7 +24,7 @@ from penstock.streams.models import Chunk, Event, has_events_for_others, is_for
 T = TypeVar("T")
 # The same values as in `penstock.lose_partitions`.
 WIDEST_DOUBT = 1000
-_CRASHING = 4
+_CRASHING = 5
 
 
 class PartitionState(Generic[T]):

@@ -103,7 +103,7 @@ async def resume(view: View) -> Done:
 async def change(view: View) -> Done:
     """Change limits of the type."""
     name = await _named(view)
-    given = {field: view.number(field) for field in ("max_attempts", "concurrency", "rate_limit", "max_waiting")}
+    given = {field: view.number(field) for field in ("max_attempts", "concurrency", "rate_limit", "max_waiting", "max_crashes")}
     if given["max_attempts"] is None:
         raise InvalidInput("attempts is empty", hint="Write a number from 1 on.")
     period_s = None if given["rate_limit"] is None else view.number("rate_period_s") or 1

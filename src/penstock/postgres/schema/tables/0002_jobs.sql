@@ -7,7 +7,7 @@
 -- batches too: a settled job leaves queued_jobs and enters archived_jobs in one statement, or, when it failed and
 -- has attempts left, goes back to the deferred ones. When the last job of a lease is settled the lease is gone.
 -- A lease that ends otherwise (its time is up, or its worker is dead) is recovered by any other worker.
--- A job that cannot be read, or that crashes every worker which runs it, is archived as failed, with the reason quarantined.
+-- A job that cannot be read, or that crashes the workers which run it alone, is archived as failed, with the reason quarantined.
 --
 -- Attempts. A job has an attempt (1, 2, 3, ...) and the number of attempts that it may have, max_attempts; so has a finished job, whose
 -- attempt is the last one that it had, 0 when it never started. A job with its own max_attempts or time_limit has them in options; every
@@ -63,10 +63,19 @@
 --
 -- Crashes. Nothing shows which of the jobs in flight crashed a worker, so none of them fails for it: a job that was lost with its
 -- worker goes back to its place, and uses up none of its attempts (max_attempts grows instead, so that the number of the attempt
--- grows). After its second crash the job waits in isolation (crashes = 2, run_after in the year 9999: no claim sees it) until a worker
--- has nothing else in flight and runs it alone (crashes = 3). A job that then crashes its worker is archived as failed with the reason
--- quarantined; one that survives is an ordinary job again. In a pool that blocks, a job in isolation keeps its number, and so holds its
--- key.
+-- grows). After its second loss the job is a suspect: it waits for a trial (crashes = 2, run_after in the year 9999: no claim sees it).
+-- The suspects of one worker are divided into trials, one for each live worker and at least two. A worker that has nothing else in
+-- flight runs the jobs of one trial side by side, and nothing else (crashes = 3). Those that end, however they end, are ordinary jobs
+-- again. When the worker is lost, those that had not ended are divided into trials again. So innocents take as long as they need
+-- themselves, and a cause is alone after few crashes. Only a job that was alone on trial counts the loss of its worker (lone_crashes);
+-- with max_crashes of its type it is archived as failed with the reason quarantined. In a pool that blocks, a suspect keeps its number,
+-- and so holds its key. When no worker is free for a trial, the suspects of one that is not alone go back as ordinary jobs.
+--
+-- A loss of a worker says nothing about its jobs, and counts nowhere, when its node went with it: other workers of the node had
+-- heartbeats, and all of them went silent too (loss_speaks in functions/worker/losses.sql). The node of a worker is its supervisor, or
+-- its machine when it has none. Nor does an orderly end count. A loss that would convict a job, and each after the first lone one, also
+-- needs that no other worker was lost at the same time: what ends several workers at once is not the job. So that two causes do not
+-- excuse each other, the jobs that have crashed alone are tried one at a time over all workers.
 --
 -- A job that may start only once needs more: its column begun is set before it starts. A worker or member that promises to do so has a
 -- row in holders; when it is lost, the jobs that it had not begun have not started, and go back unchanged. The jobs of any other client
@@ -100,6 +109,7 @@ create table penstock.jobs (
     max_attempts smallint not null default 5,
     concurrency integer,
     max_waiting integer,
+    max_crashes integer default 3,
     visibility_timeout interval not null default '5 minutes',
     time_limit interval,
     backoff_base interval not null default '2 seconds',
@@ -119,7 +129,8 @@ create table penstock.jobs (
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
     constraint jobs_max_attempts_check check (max_attempts > 0),
-    constraint jobs_concurrency_check check (concurrency >= 0)
+    constraint jobs_concurrency_check check (concurrency >= 0),
+    constraint jobs_max_crashes_check check (max_crashes > 0)
 );
 comment on table penstock.jobs is 'Job types: how the jobs of a name are delivered, retried and limited.';
 comment on column penstock.jobs.name is 'Name of the job type.';
@@ -128,6 +139,8 @@ comment on column penstock.jobs.max_attempts is 'How often a job is started befo
 comment on column penstock.jobs.concurrency is 'Most jobs in flight at once over all workers; null: no limit, 0: paused.';
 comment on column penstock.jobs.max_waiting is
     'Most jobs that wait, ready or deferred: an enqueue beyond it is refused; null: no limit.';
+comment on column penstock.jobs.max_crashes is
+    'How many workers may be lost while they run nothing but a job before it is archived as failed with the reason quarantined; null: any number.';
 comment on column penstock.jobs.visibility_timeout is
     'How long a claimed job belongs to its worker unless the lease is extended.';
 comment on column penstock.jobs.time_limit is 'How long a handler may run; null: a little less than the visibility timeout.';
@@ -221,6 +234,8 @@ create table penstock.queued_jobs (
     awaited boolean,
     workflow uuid,
     waits_for text,
+    trial bigint,
+    lone_crashes smallint,
     constraint queued_jobs_pkey primary key (id),
     constraint queued_jobs_attempt_check check (attempt > 0)
 )
@@ -256,7 +271,7 @@ comment on column penstock.queued_jobs.max_attempts is
     'Attempts that the job may have: as it was enqueued, and one more for each that was lost with its worker.';
 comment on column penstock.queued_jobs.priority is '-100 to 100, lower first, within a type.';
 comment on column penstock.queued_jobs.crashes is
-    'Workers lost while they held the job. 2: it waits to run alone (run_after is in the year 9999); 3: it runs alone.';
+    'Workers lost while they held the job. 2: it is a suspect and waits for its trial (run_after is in the year 9999); 3: it is on trial.';
 comment on column penstock.queued_jobs.snoozes is 'How often its handler put it off; null: never.';
 comment on column penstock.queued_jobs.coalesces is 'While true, an enqueue with the same unique key returns this job.';
 comment on column penstock.queued_jobs.begun is 'Whether its holder, which promised to say so, has begun to start it.';
@@ -277,6 +292,10 @@ comment on column penstock.queued_jobs.workflow is 'The job group of which it is
 comment on column penstock.queued_jobs.waits_for is
     'The step for which its handler has suspended it: its sleep, its wait for a signal, or its children; null: it is not suspended. Status waiting until run_after.';
 
+comment on column penstock.queued_jobs.trial is 'Of a suspect: its trial, whose jobs run beside no others; null: it is on trial alone.';
+comment on column penstock.queued_jobs.lone_crashes is
+    'Workers lost while they ran nothing but this job; null: none. Over all workers one such job at a time is on trial.';
+
 -- The deferred jobs, in order of time over all types.
 create index queued_jobs_deferred on penstock.queued_jobs (run_after) where seq is null;
 -- The deferred jobs of a type, or of a key in a pool. Only deferred jobs are in it, so that claims do not write it.
@@ -286,7 +305,7 @@ create index queued_jobs_expiring on penstock.queued_jobs (expires_at) where exp
 create unique index queued_jobs_ready on penstock.queued_jobs (name, priority, seq) where seq is not null and slot is null;
 -- The ready queues of pools: one for each key, in which its jobs stand in order.
 create index queued_jobs_keyed on penstock.queued_jobs (name, slot, key collate "C", seq) where seq is not null and slot is not null;
--- Jobs that wait to run alone.
+-- Suspects that wait for their trial.
 -- By their time and not by `crashes`: every change of a job compares the old and the new value of each column that an index knows,
 -- and this time is such a column already.
 create index queued_jobs_isolated on penstock.queued_jobs (name, seq) where run_after = '9999-01-01 00:00:00+00';
@@ -311,6 +330,7 @@ create table penstock.leases (
     open_jobs integer not null,
     priority smallint not null,
     keep smallint,
+    on_trial integer,
     name text not null,
     worker text not null,
     jobs uuid[],
@@ -338,6 +358,7 @@ comment on column penstock.leases.started_at is 'When the batch was claimed.';
 comment on column penstock.leases.expires_at is 'When the jobs stop belonging to the worker.';
 comment on column penstock.leases.open_jobs is 'Jobs not settled yet; their sum over a type is its number of jobs in flight.';
 comment on column penstock.leases.keep is 'Retention class of its jobs that succeed; null: look it up.';
+comment on column penstock.leases.on_trial is 'How many jobs are on trial together; null: its jobs are no suspects.';
 comment on column penstock.leases.priority is 'Priority of its jobs.';
 comment on column penstock.leases.name is 'Name of the job type.';
 comment on column penstock.leases.worker is 'Id of the worker, or of the member of a pool, that holds it.';
@@ -350,6 +371,8 @@ alter table penstock.leases alter column jobs set storage external;
 create index leases_name on penstock.leases (name);
 create index leases_worker on penstock.leases (worker);
 create index leases_expires_at on penstock.leases (expires_at);
+-- Leases of suspects, few and seldom.
+create index leases_on_trial on penstock.leases (id) where on_trial is not null;
 
 create table penstock.finished_jobs (
     id uuid primary key,

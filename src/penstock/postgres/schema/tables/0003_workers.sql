@@ -21,6 +21,12 @@
 -- check, is dead: while the database was reachable for that long, it could have sent a heartbeat. A heartbeat is later than a suspicion
 -- and so ends it; a suspicion from before the start of the server does not count.
 
+-- Losses. What the loss of a worker says about its jobs depends on its node: on whether the processes beside it were lost too (the head
+-- of tables/0002_jobs.sql says why). The node of a worker is its supervisor (penstock worker --processes), or its machine. A supervisor
+-- reports a process that ended without leaving (end_worker): its jobs are then recovered at once, without waiting for its silence.
+-- A row in lost_workers keeps for an hour what a loss said, for the members of its groups, which are evicted at other times, and
+-- for losses at the same time.
+
 create table penstock.workers (
     id text primary key,
     host text not null,
@@ -40,6 +46,9 @@ create table penstock.workers (
     dead_after interval not null default '10 seconds',
     blocked_since timestamptz,
     blocked_by text,
+    supervisor text,
+    ended_at timestamptz,
+    ended_how text,
     constraint workers_state_check check (state in ('running', 'draining', 'dead'))
 )
 with (fillfactor = 50, vacuum_truncate = off);
@@ -67,6 +76,36 @@ comment on column penstock.workers.suspected_at is
 comment on column penstock.workers.dead_after is 'Silent for longer than this, the worker is dead and its jobs are recovered.';
 comment on column penstock.workers.blocked_since is 'Since when its event loop has made no progress; null: it makes progress.';
 comment on column penstock.workers.blocked_by is 'What blocks its event loop, as far as that is known: job type and id.';
+
+comment on column penstock.workers.supervisor is 'The supervisor that started it; null: it has none, and its node is its machine.';
+comment on column penstock.workers.ended_at is 'When its supervisor said that its process has ended; null: it has not.';
+comment on column penstock.workers.ended_how is 'How its process ended, as its supervisor saw it: SIGKILL, exit code 1.';
+
+create table penstock.lost_workers (
+    id text primary key,
+    process text not null,
+    host text not null,
+    supervisor text,
+    started_at timestamptz not null,
+    first_at timestamptz not null,
+    last_at timestamptz not null,
+    lost_at timestamptz not null,
+    how text,
+    speaks boolean not null,
+    job uuid
+);
+comment on table penstock.lost_workers is 'Workers that were lost within the last hour.';
+comment on column penstock.lost_workers.id is 'Id of the worker.';
+comment on column penstock.lost_workers.process is 'Id of its process, with which the ids of its members begin.';
+comment on column penstock.lost_workers.host is 'Name of its machine.';
+comment on column penstock.lost_workers.supervisor is 'Its supervisor; null: it had none.';
+comment on column penstock.lost_workers.started_at is 'When it registered.';
+comment on column penstock.lost_workers.first_at is 'It ended after this time: that of its last heartbeat.';
+comment on column penstock.lost_workers.last_at is 'It ended before this time: that of the heartbeat that is missing.';
+comment on column penstock.lost_workers.lost_at is 'When it was found to be lost.';
+comment on column penstock.lost_workers.how is 'How its process ended, as its supervisor saw it; null: it fell silent.';
+comment on column penstock.lost_workers.speaks is 'Whether its loss says anything about its jobs: its node was not lost with it.';
+comment on column penstock.lost_workers.job is 'The job that was alone on trial in it, and counts its loss; null: none does.';
 
 create table penstock.handlers (
     kind text not null,

@@ -19,8 +19,10 @@
 -- crashes. Those with the fewest crashes come first, and are on trial only with others that have as many: so a suspect does not wait
 -- for the long trials of those that have crashed more often, and the cause is soon alone. When a worker is lost during a trial, only
 -- the suspects on trial count a crash. So few further crashes find the cause, however many suspects there are. A suspect that is lost
--- for the second time while it is on trial alone, and has survived no trial in between, is quarantined: it does not run, and keeps its
--- error, until it is started again. Once is not enough: a worker that is killed takes with it whatever is on trial.
+-- for the third time while it is on trial alone, and has survived no trial in between, is quarantined: it does not run, and keeps its
+-- error, until it is started again. Once is not enough: a worker that is killed takes with it whatever is on trial; and what else
+-- ends a worker does so twice at most before it is a suspect itself. As with jobs, a member that left, or was lost with its node, counts
+-- nowhere, and one that has crashed alone counts no loss at whose time other workers were lost too.
 
 create table penstock.pools (
     name text primary key,

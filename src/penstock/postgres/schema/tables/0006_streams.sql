@@ -37,10 +37,13 @@
 -- (0005_pools.sql). When a member is lost, each of its partitions in which events wait counts a crash, at the offset that the
 -- group had reached. After two with at most 1,000 events between them the partition is a suspect: its owner handles its next events
 -- while it handles no other suspect (tried), and commits them before it goes on: one at first, then two, four, and so on. When a
--- worker is lost meanwhile, the cause is among those events (doubt), which the next owner handles one by one. An event that twice
--- crashes its worker alone (crashes = 4) is no longer handled, and the consumer does what its policy on_failure says about an event that
--- will not succeed: skip, dead letter, halt, or (also with "retry") quarantine the partition. So a backlog without a
+-- worker is lost meanwhile, the cause is among those events (doubt), which the next owner handles one by one. An event that
+-- crashes its worker alone three times (crashes = 5) is no longer handled, and the consumer does what its policy on_failure says about an event
+-- that will not succeed: skip, dead letter, halt, or (also with "retry") quarantine the partition. So a backlog without a
 -- cause passes its trial in a dozen commits.
+-- As with jobs (0002_jobs.sql), a member that left, or was lost with its node, counts nowhere, and an event that has crashed its worker alone
+-- counts no loss at whose time other workers were lost too. Three times, since what else ends a worker does so twice at most before it is
+-- a suspect itself, and then has its trials while no other suspect of its process has one.
 
 create sequence penstock.stream_turn as bigint;
 comment on sequence penstock.stream_turn is 'Whose turn it is among the partitions, for events without a key.';
@@ -357,7 +360,7 @@ comment on column penstock.group_offsets.failing_offset is 'The first event of t
 comment on column penstock.group_offsets.failing_attempt is 'The attempt that was noted last. Not every one is.';
 comment on column penstock.group_offsets.failing_error is 'Its error.';
 comment on column penstock.group_offsets.crashes is
-    'Members lost one after the other while the group was near crashed_at. 2: its events are on trial; 3 and 4: the event at crashed_at ended its worker alone, once and twice.';
+    'Members lost one after the other while the group was near crashed_at. 2: its events are on trial; 3, 4 and 5: the event at crashed_at ended its worker alone, once, twice and three times.';
 comment on column penstock.group_offsets.crashed_at is 'How far the group was when a member was lost; null: none was.';
 comment on column penstock.group_offsets.doubt is
     'Among how many events from crashed_at on is the one that ended a member, if one did.';

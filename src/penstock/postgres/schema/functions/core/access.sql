@@ -39,7 +39,7 @@ declare
     ];
     working constant text[] := array[
         'claim', 'claim_alone', 'promise_to_begin', 'begin_jobs', 'has_isolated_jobs', 'next_alone', 'isolate', 'keep_alive',
-        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'fill_group', 'register_worker', 'heartbeat',
+        'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'fill_group', 'register_worker', 'end_workers', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'quarantined_in', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'due_work', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',

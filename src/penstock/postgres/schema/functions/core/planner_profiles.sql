@@ -52,7 +52,7 @@ as $$
                 'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows', 'quarantined_in', 'erase_waiting', 'erase_archived', 'forget_erased',
                 'enqueue_dependents', 'check_dependencies', 'check_cycles', 'add_dependencies', 'why_waiting', 'resolve_workflows', 'next_unfinished', 'signal', 'resume_time', 'stop_gathered',
                 'note_rates', 'rates_of', 'type_rates',
-                'workflow_steps', 'step_results', 'require_attempt'
+                'workflow_steps', 'step_results', 'require_attempt', 'stranded_suspects', 'release_suspects'
             ]
         ),
         (
@@ -71,7 +71,7 @@ as $$
             array[
                 'settle_attempts', 'leave_to_callback', 'extend', 'begin_jobs', 'jobs_of_lease',
                 'end_attempts', 'report_progress', 'lock_held_jobs', 'append_log', 'end_slots', 'messages_of', 'finish', 'confirm_finished',
-                'fold_finished', 'free_jobs_of_lease', 'archive_unsuccessful'
+                'fold_finished', 'free_jobs_of_lease', 'archive_unsuccessful', 'end_lost', 'split_suspects'
             ]
         ),
         (

@@ -128,7 +128,7 @@ begin
     delete from penstock.leases;
     for group_of in select members.group_name, array_agg(members.id) as ids from penstock.members group by members.group_name loop
         perform penstock.lock_group(group_of.group_name);
-        perform penstock.remove_members(group_of.group_name, group_of.ids);
+        perform penstock.remove_members(group_of.group_name, group_of.ids, false);
     end loop;
     update penstock.slots set owner = null, target = null where owner is not null or target is not null;
     update penstock.schedules set running_by = null, running_until = null where running_by is not null;

@@ -95,7 +95,7 @@ as $$
 $$;
 comment on function penstock.is_silent(penstock.members, timestamptz) is 'Whether a member has been silent for too long.';
 
-create or replace function penstock.remove_members(p_group text, p_members text[])
+create or replace function penstock.remove_members(p_group text, p_members text[], p_lost boolean default true)
 returns void
 language plpgsql
 as $$
@@ -107,7 +107,10 @@ begin
     foreach member in array array(select unnest(p_members) order by 1) loop
         perform penstock.revoke_slots(
             p_group, member, null,
-            jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job')
+            case
+                when p_lost then jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job')
+                else jsonb_build_object('type', 'WorkerLeft', 'message', 'the worker went away while it held the job')
+            end
         );
     end loop;
     delete from penstock.members where group_name = p_group and id = any (p_members);
@@ -119,7 +122,7 @@ begin
     end if;
 end
 $$;
-comment on function penstock.remove_members(text, text[]) is 'Part of join_group, leave_group and evict: removes members of a locked group and sets their slots free.';
+comment on function penstock.remove_members(text, text[], boolean) is 'Part of join_group, leave_group and evict: removes members of a locked group and sets their slots free. p_lost: they were lost, and have not left.';
 
 create or replace function penstock.leave_group(p_group text, p_member text, p_session uuid default null)
 returns boolean
@@ -134,7 +137,7 @@ begin
     ) then
         return false;
     end if;
-    perform penstock.remove_members(p_group, array[p_member]);
+    perform penstock.remove_members(p_group, array[p_member], false);
     return true;
 end
 $$;

@@ -1,4 +1,5 @@
--- Crashes: which jobs have begun, and jobs that run alone. The head of tables/0002_jobs.sql explains them.
+-- Crashes: which jobs have begun, and the trials of suspects, which run beside nothing else. The head of tables/0002_jobs.sql explains
+-- them.
 
 create or replace function penstock.isolation_time()
 returns timestamptz
@@ -8,7 +9,7 @@ parallel safe
 as $$
     select timestamptz '9999-01-01 00:00:00+00'
 $$;
-comment on function penstock.isolation_time() is 'The run_after of a job that waits to run alone.';
+comment on function penstock.isolation_time() is 'The run_after of a suspect, a job that waits for its trial.';
 
 create or replace function penstock.promise_to_begin(p_holder text, p_kind text default 'worker')
 returns void
@@ -67,7 +68,7 @@ as $$
         ) as waiting
     )
 $$;
-comment on function penstock.has_isolated_jobs(text[], text[]) is 'Whether jobs of these types wait to run alone, for a worker with these keys of encrypted payloads (see claim).';
+comment on function penstock.has_isolated_jobs(text[], text[]) is 'Whether suspects of these types wait for their trial, for a worker with these keys of encrypted payloads (see claim).';
 
 create or replace function penstock.next_alone(p_names text[], p_slots integer[] default null, p_keys text[] default null)
 returns uuid
@@ -81,39 +82,44 @@ as $$
     select waiting.id
     from penstock.jobs
     cross join lateral (
-        select job.id, job.updated_at
+        select job.id, job.lone_crashes, job.updated_at
         from penstock.queued_jobs as job
         where job.name = jobs.name
             and job.crashes = 2
             and job.run_after = penstock.isolation_time()
             and (p_slots is null or job.slot = any (p_slots))
             and (jobs.encrypted_at is null or penstock.has_key_for(job.data, job.message, p_keys))
-        order by job.seq nulls first, job.updated_at, job.id
+        order by coalesce(job.lone_crashes, 0), job.updated_at, job.id
         limit 1
     ) as waiting
     where jobs.name = any (p_names) and jobs.paused_at is null and jobs.concurrency is distinct from 0
         and (not jobs.encrypted or p_keys is not null)
-    order by waiting.updated_at, waiting.id
+    order by coalesce(waiting.lone_crashes, 0), waiting.updated_at, waiting.id
     limit 1
 $$;
 comment on function penstock.next_alone(text[], integer[], text[]) is
-    'Which job of these types (of a pool: in these slots) waits to run alone and comes first, those of paused types left out; null: none. While it stays the same, no worker proceeds. p_keys: as in claim.';
+    'Which job of these types (of a pool: in these slots) waits for its trial and comes first, those of paused types left out; null: none. While it stays the same, no worker proceeds. p_keys: as in claim.';
 
-create or replace function penstock.isolate(p_worker text, p_begin boolean)
+create or replace function penstock.isolate(p_worker text, p_begin boolean, p_idle boolean default false)
 returns boolean
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    others integer;
+    workers integer;
 begin
     if p_begin then
-        -- One worker in four at a time, so that the others continue with ordinary jobs; silent workers do not count.
+        -- Of the workers that have to become empty for it one in four at a time, and of the idle ones all but one, so that ordinary jobs
+        -- continue; silent workers do not count.
         perform pg_advisory_xact_lock(hashtext('penstock.isolate'));
-        if (
-            select count(*) from penstock.workers
-            where isolates and id <> p_worker and state <> 'dead' and seen_at > penstock.clock() - dead_after * 0.6
-        ) >= (select greatest(1, count(*) / 4) from penstock.workers where state <> 'dead')
-        then
+        select
+            count(*) filter (where isolates and id <> p_worker and seen_at > penstock.clock() - dead_after * 0.6), count(*)
+        into others, workers
+        from penstock.workers
+        where state <> 'dead' and ended_at is null;
+        if others >= greatest(1, case when p_idle then workers - 1 else workers / 4 end) then
             return false;
         end if;
     end if;
@@ -121,10 +127,10 @@ begin
     return true;
 end
 $$;
-comment on function penstock.isolate(text, boolean) is
-    'A worker asks to empty itself and run jobs alone (true), or is ordinary again (false). False when enough others do so.';
+comment on function penstock.isolate(text, boolean, boolean) is
+    'A worker asks to empty itself and run trials (true; p_idle: it is empty), or is ordinary again (false). False when enough others do so.';
 
--- Long, since it is a whole claim, of one job: checks, ownership, limits, choice, lease, rate and answer.
+-- Long, since it is a whole claim: checks, ownership, limits, choice, lease, rate and answer.
 create or replace function penstock.claim_alone(
     p_holder text,
     p_names text[],
@@ -143,10 +149,15 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    most constant integer := 500;
     moment timestamptz;
     owned integer[];
+    places integer;
+    in_all integer := 0;
+    ids uuid[];
+    first record;
     job_type penstock.jobs;
-    chosen penstock.queued_jobs;
+    new_lease bigint;
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
@@ -159,8 +170,10 @@ begin
     if not penstock.has_isolated_jobs(p_names, p_keys) then
         return;
     end if;
+    -- Two at a time would divide a trial between them.
+    perform pg_advisory_xact_lock(hashtext('penstock.claim_alone'));
     if p_slots is not null then
-        -- While this row is locked, no transaction can take slots of this member away and end the job that is claimed here.
+        -- While this row is locked, no transaction can take slots of this member away and end the jobs that are claimed here.
         perform from penstock.members where group_name = p_names[1] and members.id = p_holder for key share;
         if not found then
             return;
@@ -169,70 +182,105 @@ begin
     end if;
     perform penstock.lock_limits(p_names);
     moment := penstock.clock();
-    for job_type in
-        select jobs.*
+    for first in
+        select waiting.*
         from penstock.jobs
+        cross join lateral (
+            select job.id, job.name, job.trial, job.lone_crashes, job.updated_at
+            from penstock.queued_jobs as job
+            where job.name = jobs.name
+                and job.run_after = penstock.isolation_time()
+                and penstock.may_be_tried(job, jobs, owned, p_slots is not null, p_keys, moment)
+            order by coalesce(job.lone_crashes, 0), job.updated_at, job.id
+            limit 1
+        ) as waiting
         where jobs.name = any (p_names) and jobs.paused_at is null and jobs.concurrency is distinct from 0
             and (not jobs.encrypted or p_keys is not null)
-        order by random()
+        order by coalesce(waiting.lone_crashes, 0), waiting.updated_at, waiting.id
     loop
-        continue when penstock.admit(job_type, 1, moment) <= 0;
-        select job.* into chosen
-        from penstock.queued_jobs as job
-        where job.name = job_type.name
-            and job.crashes = 2
-            and job.status = 'queued'
-            and job.run_after = penstock.isolation_time()
-            and (job.expires_at is null or job.expires_at > moment)
-            and (job_type.encrypted_at is null or penstock.has_key_for(job.data, job.message, p_keys))
-            and (case when p_slots is null then job.slot is null else job.slot = any (owned) end)
-            and (job.slot is null or not exists (select from penstock.paused_keys as paused where paused.name = job.name and paused.key = job.key))
-            and (
-                job.seq is null
-                or job.slot is null
-                or not exists (
-                    select from penstock.queued_jobs as earlier
-                    where earlier.name = job.name
-                        and earlier.slot = job.slot
-                        and earlier.key collate "C" = job.key
-                        and earlier.seq < job.seq
-                )
-            )
-        order by job.seq nulls first, job.updated_at, job.id
-        limit 1
-        for update skip locked;
-        continue when not found;
-
-        lease := nextval('penstock.lease_id');
-        update penstock.queued_jobs as job
-        set status = 'in-progress', lease = claim_alone.lease, crashes = 3, run_after = moment, updated_at = moment, coalesces = false
-        where job.id = chosen.id;
-        perform penstock.open_lease(
-            lease, chosen.name, p_holder, chosen.priority, penstock.clock(), moment + job_type.visibility_timeout, coalesce(chosen.seq, 0),
-            coalesce(chosen.seq, 0), 1, array[chosen.id], penstock.retention_class(job_type.keep_succeeded)
+        -- Of the jobs that have crashed alone one at a time over all workers, so that two do not excuse each other.
+        continue when first.lone_crashes > 0 and exists (
+            select from penstock.leases as other
+            cross join lateral penstock.jobs_of_lease(other) as tried
+            where other.on_trial = 1 and tried.lone_crashes > 0
         );
-        if job_type.rate_limit is not null then
-            perform penstock.note_starts(job_type.name, '', 1, job_type.rate_period);
-        end if;
-        id := chosen.id;
-        name := chosen.name;
-        attempt := chosen.attempt;
-        max_attempts := chosen.max_attempts;
-        priority := chosen.priority;
-        key := chosen.key;
-        data := coalesce(penstock.payload(chosen.message), chosen.data)::text;
-        created_at := chosen.created_at;
-        run_after := moment;
-        seq := coalesce(chosen.seq, 0);
-        lease_s := extract(epoch from job_type.visibility_timeout);
-        time_limit_s := (chosen.options ->> 'time_limit')::double precision;
-        snoozes := coalesce(chosen.snoozes, 0);
-        traceparent := chosen.options ->> 'traceparent';
-        at_slot := chosen.slot;
-        return next;
-        return;
+        for job_type in
+            select jobs.* from penstock.jobs where jobs.name = any (p_names) order by jobs.name <> first.name, jobs.name
+        loop
+            exit when in_all >= most or (first.trial is null and job_type.name <> first.name);
+            continue when job_type.paused_at is not null or job_type.concurrency = 0 or (job_type.encrypted and p_keys is null);
+            select array_agg(chosen.id) into ids
+            from (
+                select job.id
+                from penstock.queued_jobs as job
+                where job.name = job_type.name
+                    and job.run_after = penstock.isolation_time()
+                    and penstock.may_be_tried(job, job_type, owned, p_slots is not null, p_keys, moment)
+                    and case when first.trial is null then job.id = first.id else job.trial = first.trial end
+                order by job.seq nulls first, job.id
+                limit most - in_all
+                for update skip locked
+            ) as chosen;
+            continue when ids is null;
+            places := penstock.admit(job_type, cardinality(ids), moment);
+            continue when places <= 0;
+            ids := ids[:places];
+            in_all := in_all + cardinality(ids);
+            new_lease := nextval('penstock.lease_id');
+            update penstock.queued_jobs as job
+            set status = 'in-progress', lease = new_lease, crashes = 3, run_after = moment, updated_at = moment, coalesces = false
+            where job.id = any (ids);
+            perform penstock.open_lease(
+                new_lease, job_type.name, p_holder, 0::smallint, penstock.clock(), moment + job_type.visibility_timeout, 0, 0, cardinality(ids),
+                ids, penstock.retention_class(job_type.keep_succeeded), null, null, null, cardinality(ids)
+            );
+            if job_type.rate_limit is not null then
+                perform penstock.note_starts(job_type.name, '', cardinality(ids), job_type.rate_period);
+            end if;
+            return query
+            select
+                job.id, job.name, job.attempt, job.max_attempts, job.priority, job.key,
+                coalesce(penstock.payload(job.message), job.data)::text, penstock.shown_time(job.created_at), moment,
+                coalesce(job.seq, 0), new_lease, extract(epoch from job_type.visibility_timeout)::double precision,
+                (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0), job.options ->> 'traceparent', job.slot
+            from penstock.queued_jobs as job
+            where job.id = any (ids)
+            order by job.seq, job.id;
+        end loop;
+        exit when in_all > 0;
     end loop;
 end
 $$;
 comment on function penstock.claim_alone(text, text[], integer[], bigint[], text[]) is
-    'Claims one job that waits to run alone, for a worker that runs nothing else and claims nothing else before it has settled it. With slots and epochs: of the pool p_names[1], from slots that the member has. When the worker is lost meanwhile the job is archived as failed with the reason quarantined. p_keys: as in claim.';
+    'Claims the jobs of one trial, 500 at most, for a worker that runs nothing else and claims nothing else before it has settled them. With slots and epochs: of the pool p_names[1], from slots that the member has; of a key those at its head. When the worker is lost meanwhile those that are left are tried again, in smaller trials; a job that was alone counts the loss. p_keys: as in claim.';
+
+create or replace function penstock.may_be_tried(
+    job penstock.queued_jobs, job_type penstock.jobs, p_owned integer[], p_in_pool boolean, p_keys text[], p_moment timestamptz
+)
+returns boolean
+language sql
+stable
+as $$
+    select job.crashes = 2
+        and job.status = 'queued'
+        and job.run_after = penstock.isolation_time()
+        and (job.expires_at is null or job.expires_at > p_moment)
+        and (job_type.encrypted_at is null or penstock.has_key_for(job.data, job.message, p_keys))
+        and (case when p_in_pool then job.slot = any (p_owned) else job.slot is null end)
+        and (job.slot is null or not exists (select from penstock.paused_keys as paused where paused.name = job.name and paused.key = job.key))
+        and (
+            job.seq is null
+            or job.slot is null
+            or not exists (
+                select from penstock.queued_jobs as earlier
+                where earlier.name = job.name
+                    and earlier.slot = job.slot
+                    and earlier.key collate "C" = job.key
+                    and earlier.seq < job.seq
+                    -- Those of its own trial that come before it start before it, on the same worker.
+                    and (earlier.crashes <> 2 or earlier.status <> 'queued' or earlier.trial is distinct from job.trial or job.trial is null)
+            )
+        )
+$$;
+comment on function penstock.may_be_tried(penstock.queued_jobs, penstock.jobs, integer[], boolean, text[], timestamptz) is
+    'Part of claim_alone: whether a job is a suspect whose trial may begin on a member with these slots, or in a plain queue.';

@@ -3,26 +3,27 @@
 create or replace function penstock.open_lease(
     p_lease bigint, p_name text, p_worker text, p_priority smallint, p_started_at timestamptz, p_expires_at timestamptz, p_first_seq bigint,
     p_last_seq bigint, p_jobs bigint, p_ids uuid[], p_keep smallint, p_cancelled uuid[] default null,
-    p_renews bigint default null, p_origin bigint default null
+    p_renews bigint default null, p_origin bigint default null, p_on_trial integer default null
 )
 returns bigint
 language plpgsql
 as $$
 begin
     insert into penstock.leases (
-        id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, keep, name, worker, jobs, cancelled, renews, origin
+        id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, keep, name, worker, jobs, cancelled, renews, origin,
+        on_trial
     )
     values (
         p_lease, p_first_seq, p_last_seq, p_started_at, p_expires_at, p_jobs, p_priority, p_keep, p_name, p_worker, p_ids, p_cancelled,
-        p_renews, p_origin
+        p_renews, p_origin, p_on_trial
     );
     return p_lease;
 end
 $$;
 comment on function penstock.open_lease(
-    bigint, text, text, smallint, timestamptz, timestamptz, bigint, bigint, bigint, uuid[], smallint, uuid[], bigint, bigint
+    bigint, text, text, smallint, timestamptz, timestamptz, bigint, bigint, bigint, uuid[], smallint, uuid[], bigint, bigint, integer
 ) is
-    'Part of claim, claim_alone, claim_keys and split_lease: opens the lease of jobs that a worker holds until p_expires_at. p_ids: in a pool, the jobs. p_keep: the retention class of those that will succeed; null: settle looks it up. p_cancelled, p_renews, p_origin: as in the table. Returns its number.';
+    'Part of claim, claim_alone, claim_keys and split_lease: opens the lease of jobs that a worker holds until p_expires_at. p_ids: in a pool, the jobs. p_keep: the retention class of those that will succeed; null: settle looks it up. p_cancelled, p_renews, p_origin, p_on_trial: as in the table. Returns its number.';
 
 create or replace function penstock.split_lease(
     p_lease bigint, p_ids uuid[], p_first_seq bigint, p_last_seq bigint, p_worker text, p_expires_at timestamptz, p_renews bigint,
@@ -37,7 +38,7 @@ begin
     perform penstock.open_lease(
         new_lease, old.name, p_worker, old.priority, old.started_at, p_expires_at, p_first_seq, p_last_seq, cardinality(p_ids),
         case when old.jobs is not null then p_ids end, old.keep, old.cancelled, p_renews,
-        coalesce(old.origin, old.id)
+        coalesce(old.origin, old.id), old.on_trial
     )
     from penstock.leases as old
     where old.id = p_lease;

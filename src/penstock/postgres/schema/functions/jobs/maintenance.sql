@@ -136,42 +136,52 @@ $$;
 comment on function penstock.free_jobs_of_lease(penstock.leases) is
     'Part of recover and release_unknown: locks the jobs that a lease still holds, and returns them, without those that another transaction has locked, such as one that finishes its job: its end decides what becomes of the job.';
 
-create or replace function penstock.recover_leases(p_leases bigint[], p_error jsonb, p_moment timestamptz)
+create or replace function penstock.recover_leases(p_leases bigint[], p_error jsonb, p_moment timestamptz, p_orderly boolean default false)
 returns integer
 language plpgsql
 as $$
 declare
+    holder text;
     lost penstock.leases;
+    closed bigint[];
+    held record;
     ids uuid[];
     attempts smallint[];
+    of_leases bigint[];
     recovered integer := 0;
 begin
-    for lost in
-        select * from penstock.leases where id = any (p_leases) order by id for update skip locked
+    -- All jobs of a holder at once: which of them can have ended it depends on all.
+    for holder in
+        select distinct leases.worker from penstock.leases where leases.id = any (p_leases) order by leases.worker
     loop
-        select array_agg(job.id), array_agg(job.attempt)
-        into ids, attempts
-        from penstock.free_jobs_of_lease(lost) as job;
-        if ids is not null then
-            recovered := recovered + (
-                select count(*)
-                from penstock.end_attempts(
-                    ids, attempts, array_fill(lost.id, array[cardinality(ids)]),
-                    array_fill('lost'::text, array[cardinality(ids)]),
-                    array_fill(p_error, array[cardinality(ids)]),
-                    array_fill(interval '0', array[cardinality(ids)]),
-                    p_moment
-                )
+        ids := '{}';
+        attempts := '{}';
+        of_leases := '{}';
+        closed := '{}';
+        for lost in
+            select * from penstock.leases where leases.id = any (p_leases) and leases.worker = holder order by leases.id for update skip locked
+        loop
+            closed := closed || lost.id;
+            select array_agg(job.id) as ids, array_agg(job.attempt) as attempts into held from penstock.free_jobs_of_lease(lost) as job;
+            if held.ids is not null then
+                ids := ids || held.ids;
+                attempts := attempts || held.attempts;
+                of_leases := of_leases || array_fill(lost.id, array[cardinality(held.ids)]);
+            end if;
+        end loop;
+        if cardinality(ids) > 0 then
+            recovered := recovered + penstock.end_lost(
+                holder, ids, attempts, of_leases, p_error, not p_orderly and penstock.speaks_of(holder), p_moment
             );
         end if;
         -- A job that another transaction has locked keeps its lease, which the next call looks at again.
-        delete from penstock.leases where id = lost.id and not exists (select from penstock.jobs_of_lease(lost));
+        delete from penstock.leases where leases.id = any (closed) and not exists (select from penstock.jobs_of_lease(leases));
     end loop;
     return recovered;
 end
 $$;
-comment on function penstock.recover_leases(bigint[], jsonb, timestamptz) is
-    'Part of recover and unregister_worker: ends the attempts of leases as lost, to be retried at once from their place in the queue.';
+comment on function penstock.recover_leases(bigint[], jsonb, timestamptz, boolean) is
+    'Part of recover and unregister_worker: ends the attempts of leases as lost, to be retried at once from their place in the queue. p_orderly: their worker left, which says nothing about its jobs.';
 
 create or replace function penstock.recover(p_limit integer default 100)
 returns integer
@@ -223,7 +233,7 @@ begin
         where id = any (array(
             select id
             from penstock.workers
-            where state = 'dead' or penstock.is_dead(seen_at, dead_after, suspected_at, moment)
+            where state = 'dead' or ended_at is not null or penstock.is_dead(seen_at, dead_after, suspected_at, moment)
             order by id
             for update skip locked
         ))
@@ -231,6 +241,7 @@ begin
     )
     select array_agg(gone.id) into dead from gone;
     if dead is not null then
+        perform penstock.note_losses(dead, moment);
         delete from penstock.listeners where kind = 'jobs' and channel = any (array(select 'penstock_' || unnest(dead)));
         recovered := penstock.recover_leases(
             array(select id from penstock.leases where worker = any (dead)),
@@ -248,10 +259,25 @@ begin
             and not exists (select from penstock.leases where leases.worker = holders.id);
     end if;
     recovered := recovered + penstock.recover_leases(
-        array(select id from penstock.leases where expires_at < moment order by expires_at limit p_limit),
+        array(
+            select ended.id
+            from penstock.leases as ended
+            where ended.expires_at < moment
+                -- Whether the loss of a silent worker says anything is known when it is dead.
+                and not (
+                    ended.on_trial is not null
+                    and exists (
+                        select from penstock.workers
+                        where penstock.process_of(workers.id) = penstock.process_of(ended.worker) and workers.seen_at + workers.dead_after * 0.6 < moment
+                    )
+                )
+            order by ended.expires_at
+            limit p_limit
+        ),
         jsonb_build_object('type', 'LeaseExpired', 'message', 'the visibility timeout ended before the job was settled'),
         moment
     );
+    perform penstock.release_suspects(moment);
     return recovered;
 end
 $$;

@@ -57,7 +57,9 @@ as $$
         p_replay_of,
         null::boolean, -- awaited
         p_workflow,
-        null::text -- waits_for
+        null::text, -- waits_for
+        null::bigint, -- trial
+        null::smallint -- lone_crashes
     )::penstock.queued_jobs
 $$;
 comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint, jsonb, uuid) is

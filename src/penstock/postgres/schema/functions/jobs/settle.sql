@@ -206,13 +206,13 @@ begin
             case
                 when locked.outcome = 'cancelled' then 'cancelled'
                 when locked.cancel_requested_at is not null then 'cancelled'
-                when locked.outcome in ('lost', 'moved') then case
+                when locked.outcome in ('lost', 'lost-alone', 'moved') then case
                     -- A job that its holder had not begun was never started.
                     when holder.kind is not null and not locked.begun
                         and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then 'released'
                     when type.delivery_strategy = 'at_most_once' then 'failed'
                     when holder.kind is distinct from 'worker' then case when locked.attempt >= locked.max_attempts then 'failed' else 'retried' end
-                    when locked.outcome = 'lost' and locked.crashes >= 3 then 'failed'
+                    when locked.outcome = 'lost-alone' and coalesce(locked.lone_crashes, 0) + 1 >= type.max_crashes then 'failed'
                     else locked.outcome
                 end
                 when locked.outcome = 'released' and locked.detail is null then 'released'
@@ -226,7 +226,8 @@ begin
             case
                 when locked.cancel_requested_at is null and (
                     locked.outcome = 'quarantined'
-                    or locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker' and type.delivery_strategy = 'at_least_once'
+                    or locked.outcome = 'lost-alone' and coalesce(locked.lone_crashes, 0) + 1 >= type.max_crashes
+                        and holder.kind = 'worker' and type.delivery_strategy = 'at_least_once'
                 ) then 'quarantined'
                 when locked.cancel_requested_at is not null then penstock.reason_of_group(locked.workflow)
             end as reason,
@@ -240,17 +241,21 @@ begin
                 ) * interval '1 second'
             ) as retry_after,
             case
-                when locked.outcome in ('lost', 'moved') and holder.kind is not null and not locked.begun
+                when locked.outcome in ('lost', 'lost-alone', 'moved') and holder.kind is not null and not locked.begun
                     and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then null
                 when locked.outcome in ('snoozed', 'suspended') and (type.delivery_strategy = 'at_least_once' or locked.cancel_requested_at is not null)
                     then null
                 when locked.outcome in ('failed', 'failed-for-good', 'quarantined', 'snoozed', 'suspended') or locked.detail is not null then
                     case
-                        when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
-                            and type.delivery_strategy = 'at_least_once'
+                        when locked.outcome = 'lost-alone' and coalesce(locked.lone_crashes, 0) + 1 >= type.max_crashes
+                            and holder.kind = 'worker' and type.delivery_strategy = 'at_least_once'
                             then jsonb_build_object(
                                 'type', 'Quarantined',
-                                'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
+                                'message',
+                                format(
+                                    '%s worker(s) were lost while they ran nothing but this job, the last time: %s',
+                                    coalesce(locked.lone_crashes, 0) + 1, locked.detail ->> 'message'
+                                )
                             )
                         when locked.outcome in ('snoozed', 'suspended') then jsonb_build_object(
                             'type', case locked.outcome when 'snoozed' then 'Snooze' else 'Suspended' end,
@@ -311,6 +316,11 @@ begin
             attempt = job.attempt + case when given.outcome = 'retried' then 1 else next.lost end,
             max_attempts = job.max_attempts + next.lost,
             crashes = next.crashes,
+            trial = case when next.crashes = 2 then job.trial end,
+            lone_crashes = case
+                when given.outcome = 'lost-alone' then least(coalesce(job.lone_crashes, 0) + 1, 32767)
+                when next.crashes = 2 then job.lone_crashes
+            end,
             begun = false,
             seq = case
                 when next.crashes = 2 and not given.blocks then null
@@ -334,14 +344,14 @@ begin
         cross join lateral (
             select
                 case
-                    when given.outcome = 'lost' then least(each.crashes + 1, 2)
-                    -- The job was released before it had run alone to its end: it waits to run alone again.
+                    when given.outcome in ('lost', 'lost-alone') then least(each.crashes + 1, 2)
+                    -- The job was released before its trial had ended: it waits for it again.
                     when given.outcome in ('released', 'moved') then least(each.crashes, 2)
                     when each.crashes >= 2 then 0
                     else each.crashes
                 end as crashes,
                 -- A job that was lost with its worker uses up none of its attempts, and its next attempt has a new number.
-                case when given.outcome in ('lost', 'moved') and each.max_attempts < 32767 then 1 else 0 end as lost,
+                case when given.outcome in ('lost', 'lost-alone', 'moved') and each.max_attempts < 32767 then 1 else 0 end as lost,
                 case
                     when given.outcome = 'suspended'
                         then greatest(coalesce(penstock.resume_time(given.id, given.step, p_moment), p_moment), p_moment)
@@ -349,7 +359,7 @@ begin
             from penstock.queued_jobs as each
             where each.id = given.id
         ) as next
-        where job.id = given.id and given.outcome in ('released', 'retried', 'snoozed', 'suspended', 'lost', 'moved')
+        where job.id = given.id and given.outcome in ('released', 'retried', 'snoozed', 'suspended', 'lost', 'lost-alone', 'moved')
         returning job.name, job.seq
     )
     select array_agg(distinct returned.name) into names_back from returned where returned.seq is not null;

@@ -15,7 +15,7 @@ begin
             job_type.delivery_strategy, job_type.max_attempts, job_type.visibility_timeout, job_type.backoff_base,
             job_type.backoff_factor, job_type.backoff_cap, job_type.backoff_jitter, job_type.keep_result, job_type.encrypted
         ) > 0 then
-            problem := 'only concurrency, time_limit, rate_limit, rate_period, keep_succeeded, keep_failed and max_waiting may be null';
+            problem := 'only concurrency, time_limit, rate_limit, rate_period, keep_succeeded, keep_failed, max_waiting and max_crashes may be null';
             advice := 'Leave an option out to keep it as it is.';
         when job_type.max_attempts < 1 then
             problem := format('max_attempts must be at least 1, not %s', job_type.max_attempts);
@@ -58,6 +58,9 @@ begin
                 end
             );
             advice := 'null means as long as the settings of the workers say. For longer keep a lake: penstock history run.';
+        when job_type.max_crashes < 1 then
+            problem := format('max_crashes must be at least 1, not %s', job_type.max_crashes);
+            advice := 'null means that no number of crashes ends a job.';
         when job_type.max_waiting < 1 then
             problem := format('max_waiting must be at least 1, not %s', job_type.max_waiting);
             advice := 'null means no limit. To stop a type, pause it.';
@@ -82,7 +85,7 @@ declare
     known constant text[] := array[
         'delivery_strategy', 'max_attempts', 'concurrency', 'visibility_timeout', 'time_limit', 'backoff_base',
         'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result', 'encrypted', 'max_waiting',
-        'keep_succeeded', 'keep_failed'
+        'keep_succeeded', 'keep_failed', 'max_crashes'
     ];
 begin
     perform penstock.check_options(p_options, known, '{"max_attempts": 3, "concurrency": 10}');
@@ -121,6 +124,7 @@ begin
             'backoff_jitter', 0.1,
             'keep_result', false,
             'encrypted', false,
+            'max_crashes', 3,
             'created_at', penstock.clock(),
             'updated_at', penstock.clock()
         )),
@@ -164,7 +168,7 @@ begin
 end
 $$;
 comment on function penstock.create_job_type(text, jsonb) is
-    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_succeeded, keep_failed, keep_result, encrypted, max_waiting. PS409 when it exists.';
+    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_succeeded, keep_failed, keep_result, encrypted, max_waiting, max_crashes. PS409 when it exists.';
 
 create or replace function penstock.change_job_type(p_name text, p_options jsonb)
 returns penstock.jobs
@@ -195,6 +199,7 @@ begin
         keep_result = job_type.keep_result,
         encrypted = job_type.encrypted,
         max_waiting = job_type.max_waiting,
+        max_crashes = job_type.max_crashes,
         encrypted_at = job_type.encrypted_at,
         updated_at = penstock.clock()
     where name = p_name

@@ -279,7 +279,15 @@ begin
     if job.crashes = 2 then
         reason := 'alone';
         since := penstock.shown_time(job.updated_at);
-        message := 'Workers were lost while they held it, so it waits until one runs nothing else and runs it alone.';
+        message := case
+            when job.trial is not null
+                then 'Workers were lost while they held it, so it waits until one runs nothing but it and others that were in flight with it.'
+            when job.lone_crashes > 0 then format(
+                'Workers were lost while they held it, %s of them while they ran nothing else%s, so it waits until one runs it alone.',
+                job.lone_crashes, coalesce(format(' (%s convict it)', job_type.max_crashes), '')
+            )
+            else 'Workers were lost while they held it, so it waits until one runs nothing else and runs it alone.'
+        end;
         return next;
         return;
     end if;
@@ -380,7 +388,15 @@ begin
     end if;
     return query
     select
-        'finished', format('It is finished: %s.', archived.status), archived.started_at, archived.finished_at, null::uuid,
+        'finished',
+        case
+            when archived.reason = 'quarantined' then format(
+                'It is finished: failed, quarantined: %s. To run it again: penstock jobs replay %s.',
+                rtrim(coalesce(archived.errors -> -1 ->> 'message', 'it cannot be read'), '.'), archived.id
+            )
+            else format('It is finished: %s.', archived.status)
+        end,
+        archived.started_at, archived.finished_at, null::uuid,
         archived.worker, null::bigint, null::bigint, null::bigint, penstock.shown_time(archived.expires_at)
     from penstock.archived_jobs as archived
     where archived.id = p_id;
@@ -391,4 +407,4 @@ begin
 end
 $$;
 comment on function penstock.why(uuid) is
-    'Why a job waits, the first thing that has to change: dependencies (it waits for ahead jobs, the first is by_job), deferred, retry or snoozed (until), sleep (until), signal (since, until) or children (used of most have ended; by_job is their group), when its handler waits in a step, expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-suspended (by_job, since, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
+    'Why a job waits, the first thing that has to change: dependencies (it waits for ahead jobs, the first is by_job), deferred, retry or snoozed (until), sleep (until), signal (since, until) or children (used of most have ended; by_job is their group), when its handler waits in a step, expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-suspended (by_job, since, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it is a suspect after crashes, and waits for its trial, beside nothing else), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';

@@ -22,11 +22,13 @@ returns integer
 language plpgsql
 as $$
 declare
+    -- A slot that moves, and a member that leaves, say nothing about what is in progress.
+    speaks constant boolean := coalesce(p_error ->> 'type', '') not in ('SlotMoved', 'WorkerLeft') and penstock.speaks_of(p_member);
     ids uuid[];
     attempts smallint[];
     leases bigint[];
 begin
-    if p_slots is null then
+    if p_slots is null and speaks then
         perform penstock.lose_standing(p_group, p_member);
     end if;
     update penstock.standing_jobs
@@ -55,14 +57,7 @@ begin
         return 0;
     end if;
     perform penstock.ensure_archive(penstock.clock());
-    return (
-        select count(*)
-        from penstock.end_attempts(
-            ids, attempts, leases,
-            array_fill(case p_error ->> 'type' when 'SlotMoved' then 'moved' else 'lost' end, array[cardinality(ids)]),
-            array_fill(p_error, array[cardinality(ids)]), array_fill(interval '0', array[cardinality(ids)]), penstock.clock()
-        )
-    );
+    return penstock.end_lost(p_member, ids, attempts, leases, p_error, speaks, penstock.clock());
 end
 $$;
 comment on function penstock.end_slots(text, text, integer[], jsonb) is

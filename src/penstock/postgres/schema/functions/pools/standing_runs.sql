@@ -140,16 +140,18 @@ declare
     on_trial constant boolean := exists (
         select from penstock.standing_jobs where name = p_name and running_by = p_member and tried_with is not null
     );
+    -- What ends several workers at once is no standing job.
+    together constant boolean := on_trial and penstock.lost_together(penstock.process_of(p_member));
 begin
     update penstock.standing_jobs
     set crashes = case when started_at < penstock.clock() - interval '10 minutes' then 1 else crashes + 1 end,
-        crashes_alone = case when tried_with = 1 then crashes_alone + 1 else crashes_alone end,
-        quarantined_at = case when tried_with = 1 and crashes_alone >= 1 then penstock.clock() end,
-        failures = case when tried_with = 1 and crashes_alone >= 1 then failures + 1 else failures end,
+        crashes_alone = crashes_alone + case when tried_with = 1 and (crashes_alone = 0 or not together) then 1 else 0 end,
+        quarantined_at = case when tried_with = 1 and crashes_alone >= 2 and not together then penstock.clock() end,
+        failures = case when tried_with = 1 and crashes_alone >= 2 and not together then failures + 1 else failures end,
         error = case
-            when tried_with = 1 and crashes_alone >= 1 then jsonb_build_object(
+            when tried_with = 1 and crashes_alone >= 2 and not together then jsonb_build_object(
                 'type', 'Quarantined',
-                'message', format('%s workers were lost while they ran it, two of them while no other suspect started', crashes + 1)
+                'message', format('%s workers were lost while they ran it, three of them while no other suspect started', crashes + 1)
             )
             else error
         end,

@@ -30,6 +30,8 @@ declare
     consuming penstock.stream_groups;
     held integer[];
     on_trial integer[];
+    -- What ends several workers at once is not the event.
+    together boolean;
 begin
     select * into consuming from penstock.stream_groups where group_name = p_group_name;
     if not found then
@@ -49,10 +51,12 @@ begin
         for no key update of reached skip locked
     ) as free;
     if on_trial is not null then
+        together := penstock.lost_together(penstock.process_of(p_member));
         update penstock.group_offsets as reached
         set crashes = case
                 when reached.tried > 1 then 2
-                when reached.crashes >= 3 and reached.crashed_at = reached.next_offset then 4
+                when reached.crashes >= 3 and reached.crashed_at = reached.next_offset
+                    then least(reached.crashes + case when together then 0 else 1 end, 5)
                 else 3
             end,
             crashed_at = reached.next_offset,

@@ -28,6 +28,7 @@ begin
                 when (
                         select true from penstock.workers
                         where workers.state = 'dead'
+                            or workers.ended_at is not null
                             or penstock.is_to_be_suspected(workers.seen_at, workers.dead_after, workers.suspected_at, moment)
                             or penstock.is_dead(workers.seen_at, workers.dead_after, workers.suspected_at, moment)
                         order by workers.id
@@ -37,6 +38,7 @@ begin
                     or (select true from penstock.finished_jobs order by finished_jobs.id limit 1)
                     or (select true from penstock.unique_periods as period where period.look_at <= moment order by period.look_at limit 1)
                     or (select true from penstock.dropped_types where dropped_types.look_at <= moment order by dropped_types.look_at limit 1)
+                    or (select true from penstock.stranded_suspects(moment) limit 1)
                 then 'recover'
             end,
             case

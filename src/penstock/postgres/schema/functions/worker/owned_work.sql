@@ -6,7 +6,7 @@ returns void
 language plpgsql
 as $$
 begin
-    if p_slots is null then
+    if p_slots is null and coalesce(p_error ->> 'type', '') <> 'WorkerLeft' and penstock.speaks_of(p_member) then
         perform penstock.lose_partitions(p_group, p_member);
     end if;
     perform penstock.end_slots(p_group, p_member, p_slots, p_error);

@@ -7,7 +7,8 @@ create or replace function penstock.register_worker(
     p_pid integer default 0,
     p_concurrency integer default 1,
     p_dead_after interval default '10 seconds',
-    p_metadata jsonb default '{}'
+    p_metadata jsonb default '{}',
+    p_supervisor text default null
 )
 returns void
 language plpgsql
@@ -24,17 +25,28 @@ begin
             using errcode = 'PS400', hint = 'A worker runs between 0 and 1,000,000 jobs at once.';
     end if;
     perform penstock.check_json(p_metadata, 'the metadata of a worker', 65536);
-    insert into penstock.workers (id, host, pid, names, concurrency, metadata, started_at, seen_at, dead_after)
-    values (p_id, left(coalesce(p_host, ''), 255), coalesce(p_pid, 0), coalesce(p_names, '{}'), p_concurrency, coalesce(p_metadata, '{}'), moment, moment, p_dead_after)
+    if p_supervisor is not null then
+        perform penstock.check_sender('supervisor', p_supervisor, p_dead_after);
+    end if;
+    insert into penstock.workers (id, host, pid, names, concurrency, metadata, started_at, seen_at, dead_after, supervisor)
+    values (p_id, left(coalesce(p_host, ''), 255), coalesce(p_pid, 0), coalesce(p_names, '{}'), p_concurrency, coalesce(p_metadata, '{}'), moment, moment, p_dead_after, p_supervisor)
     on conflict (id) do nothing;
     if not found then
         raise exception 'worker % is registered already', p_id
             using errcode = 'PS409', hint = 'Every worker process needs an id of its own.';
     end if;
+    if p_id <> penstock.process_of(p_id) then
+        -- The process was silent and has not ended: what it ran alone has not ended it.
+        update penstock.queued_jobs as job
+        set lone_crashes = nullif(job.lone_crashes - 1, 0)
+        from penstock.lost_workers as lost
+        where lost.process = penstock.process_of(p_id) and lost.job = job.id and job.lone_crashes > 0;
+        update penstock.lost_workers set job = null where process = penstock.process_of(p_id) and job is not null;
+    end if;
 end
 $$;
-comment on function penstock.register_worker(text, text[], text, integer, integer, interval, jsonb) is
-    'Announces a worker. From now on it must call heartbeat or keep_alive: its jobs are recovered when it has been silent for p_dead_after, and for half of that after another process first noticed. A client that claims without registering keeps its jobs for the visibility timeout.';
+comment on function penstock.register_worker(text, text[], text, integer, integer, interval, jsonb, text) is
+    'Announces a worker. From now on it must call heartbeat or keep_alive: its jobs are recovered when it has been silent for p_dead_after, and for half of that after another process first noticed. A client that claims without registering keeps its jobs for the visibility timeout. p_supervisor: an id of the process that starts it again when it ends, the same for all that it starts.';
 
 create or replace function penstock.heartbeat(
     p_id text,
@@ -96,7 +108,7 @@ begin
     perform penstock.recover_leases(
         array(select id from penstock.leases where worker = p_id),
         jsonb_build_object('type', 'WorkerLost', 'message', 'the worker went away while it held the job'),
-        penstock.clock()
+        penstock.clock(), true
     );
     -- Leases that another transaction has locked now are left to recover, which finds them by this row.
     delete from penstock.workers where id = p_id and not exists (select from penstock.leases where worker = p_id);
