@@ -31,7 +31,7 @@ _LONGEST_AHEAD_S = 1.0
 """Jobs of a type whose handlers run longer are not claimed before there is a place for them."""
 _FAST = 50
 _QUICK_S = 0.05
-_CHUNK = 250
+_CHUNK = 500
 """Where at least `_FAST` jobs end within the lookahead, jobs that take at most `_QUICK_S` are claimed by so many of a type: many
 leases with few jobs would cost more than the jobs."""
 _AWAITED_S = 1.0
