@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from penstock.core.lending import work_for_process
 from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
 
 K = TypeVar("K", bound=Hashable)
@@ -80,6 +81,7 @@ class GroupCommit(Generic[K, T, R]):
         return await future
 
     async def _run(self, key: K) -> None:
+        work_for_process()
         while waiting := self._waiting[key]:
             batch, later = self._next(waiting)
             self._waiting[key] = later

@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, overload
 from uuid import UUID
 
+from penstock.core import lending
 from penstock.core.blocking import run_without_loop
 from penstock.core.checks import check_choice
 from penstock.core.dependencies import name_of, unwrapped
@@ -314,6 +315,14 @@ def current_job() -> Job[Any]:
 def running_job() -> Job[Any] | None:
     """The job that runs here; None: none does."""
     return _current.get(None)
+
+
+def _type_of_job() -> str | None:
+    job = _current.get(None)
+    return None if job is None else job.name
+
+
+lending.job_here = _type_of_job
 
 
 def _fields_of_job() -> dict[str, Any]:

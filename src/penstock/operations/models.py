@@ -196,7 +196,7 @@ class OperationPreview:
     Attributes:
         jobs: Number of jobs that match.
         whole: Whether these are all; otherwise there are more.
-        sample: Up to ten of them.
+        sample: The first ten of them, by their ids.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from penstock.core.lending import borrowing
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.core.serialization import Codec, dump_json
@@ -252,7 +253,8 @@ class StandingExecutor:
             elif not self._member.may_work(run.job.slot):
                 await self._end(run, None, None)
             else:
-                state, error = await self._between(run, *begun)
+                with borrowing(f"standing jobs of {self._name}"):
+                    state, error = await self._between(run, *begun)
                 await self._end(run, state, error)
         except PenstockError as error:
             refused = True

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from penstock.core import measuring
+from penstock.core.lending import Lending, borrower
 from penstock.core.logs import get_logger
 from penstock.core.spending import spent_here
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError, SchemaMismatch
@@ -102,17 +103,34 @@ class _Lent:
 
     Args:
         pool: Pool of connections.
+        lending: How the handlers of the process share them.
+        holds: Whether it is kept while code of a handler runs.
         timeout_s: Seconds after which it gives up.
     """
 
-    __slots__ = ("_connection", "_pool", "_timeout_s")
+    __slots__ = ("_connection", "_holds", "_kind", "_lending", "_pool", "_timeout_s")
 
-    def __init__(self, pool: asyncpg.Pool[Any], timeout_s: float) -> None:
+    def __init__(self, pool: asyncpg.Pool[Any], lending: Lending, holds: bool, timeout_s: float) -> None:
         self._pool = pool
+        self._lending = lending
+        self._holds = holds
         self._timeout_s = timeout_s
         self._connection: Any = None
+        self._kind: str | None = None
 
     async def __aenter__(self) -> Any:
+        if (kind := borrower()) is None:
+            return await self._acquired()
+        await self._lending.enter(kind, holds=self._holds, timeout_s=self._timeout_s)
+        try:
+            connection = await self._acquired()
+        except BaseException:
+            self._lending.leave(kind, holds=self._holds)
+            raise
+        self._kind = kind
+        return connection
+
+    async def _acquired(self) -> Any:
         until = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -125,7 +143,11 @@ class _Lent:
                 await asyncio.sleep(_FULL_PAUSE_S * random.uniform(0.5, 1.0))
 
     async def __aexit__(self, *_: object) -> None:
-        await self._pool.release(self._connection)
+        try:
+            await self._pool.release(self._connection)
+        finally:
+            if self._kind is not None:
+                self._lending.leave(self._kind, holds=self._holds)
 
 
 class Transaction:
@@ -193,6 +215,7 @@ class Database:
         self._settings = settings
         self.declared: dict[tuple[str, str], Any] = {}
         self._pool: asyncpg.Pool[Any] | None = None
+        self._lending = Lending(settings.pool_size)
         # By URL.
         self._places: dict[str, _Place] = {}
         self._opening = asyncio.Lock()
@@ -310,7 +333,7 @@ class Database:
         """
         idle_s = self._settings.dead_after.total_seconds()
         limit = f"set local idle_in_transaction_session_timeout = {math.ceil(idle_s * 1000)}"
-        async with self._translating(), self._acquire() as connection, self._begun(connection, limit):
+        async with self._translating(), self._acquire(holds=True) as connection, self._begun(connection, limit):
             yield Transaction(connection, idle_s)
 
     async def connect(self) -> asyncpg.Connection[Any]:
@@ -430,10 +453,10 @@ class Database:
             raise
         await connection.execute("commit")
 
-    def _acquire(self) -> _Lent:
+    def _acquire(self, *, holds: bool = False) -> _Lent:
         if self._pool is None:
             raise DatabaseUnavailable("the database connection is closed", hint="Open the app first: async with app:")
-        return _Lent(self._pool, self._settings.command_timeout.total_seconds())
+        return _Lent(self._pool, self._lending, holds, self._settings.command_timeout.total_seconds())
 
     def _connection_options(self, url: str) -> dict[str, Any]:
         options: dict[str, Any] = {"server_settings": {"application_name": self._application}}

@@ -232,6 +232,8 @@ async def _migrate(database: Database, statements: _Statements) -> tuple[Migrate
         await statements.run("select penstock.set_planner_profiles()")
         await statements.run("select penstock.refresh_access()")
         await statements.run("select penstock.ensure_archive(penstock.clock())")
+        # As maintenance does: a database that no worker has seen yet lacks nothing.
+        await statements.run("select penstock.ensure_archive(penstock.clock() + interval '1 day')")
         for file in new:
             await _record(statements, file.name, checksum_of((file,)))
         await _record(statements, "functions", checksum)

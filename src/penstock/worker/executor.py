@@ -459,7 +459,8 @@ class Executor:
     def _made_room(self) -> None:
         """Start the next jobs soon: once for all jobs that finish in this iteration of the event loop."""
         self._room_told = True
-        self.loop.call_soon(self._tell_of_room)
+        # Not in the context of the handler that has just ended: what follows is work of the process.
+        self.loop.call_soon(self._tell_of_room, context=self._context)
 
     def _tell_of_room(self) -> None:
         self._room_told = False

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from penstock.core.lending import borrowing
 from penstock.core.logs import get_logger
 from penstock.core.tracing import valid_traceparent
 from penstock.core.user_code import check_ran, contained, in_thread, verdict_of
@@ -282,10 +283,11 @@ class Dispatcher(Generic[T]):
 
     async def _invoke(self, argument: Any, dependencies: Mapping[str, Any]) -> None:
         handling = self._handling
-        if handling.is_async:
-            answer = await handling.handler(argument, **dependencies)
-        else:
-            answer = await in_thread(self._threads, partial(handling.handler, **dependencies), argument)
+        with borrowing(f"{self._stream}/{self._group}"):
+            if handling.is_async:
+                answer = await handling.handler(argument, **dependencies)
+            else:
+                answer = await in_thread(self._threads, partial(handling.handler, **dependencies), argument)
         check_ran(answer, f"{self._group} of {self._stream}")
 
     # -- results to the committer

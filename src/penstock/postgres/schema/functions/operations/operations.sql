@@ -18,7 +18,7 @@ begin
     perform penstock.check_limit(p_limit, 1000000);
     if p_kind = 'replay' then
         return query
-        select count(*), count(*) < p_limit, (array_agg(found.id))[:10]
+        select count(*), count(*) < p_limit, (array_agg(found.id order by found.id))[:10]
         from (
             select job.id from penstock.archived_jobs as job
             where job.finished_at >= coalesce((filter ->> 'since')::timestamptz, '-infinity') and penstock.matches_finished(job, filter, moment)
@@ -26,7 +26,7 @@ begin
         ) as found;
     else
         return query
-        select count(*), count(*) < p_limit, (array_agg(found.id))[:10]
+        select count(*), count(*) < p_limit, (array_agg(found.id order by found.id))[:10]
         from (
             select job.id from penstock.queued_jobs as job where penstock.matches_waiting(job, p_kind, filter, moment)
             union all
@@ -38,7 +38,7 @@ begin
 end
 $$;
 comment on function penstock.preview_operation(text, jsonb, integer) is
-    'How many jobs match an operation now, at most p_limit (whole: there are no more), and up to ten of them. It changes nothing. Kinds and filters: see start_operation.';
+    'How many jobs match an operation now, at most p_limit (whole: there are no more), and the first ten of them by id. It changes nothing. Kinds and filters: see start_operation.';
 
 create or replace function penstock.start_operation(p_kind text, p_filter jsonb, p_id uuid default null)
 returns penstock.operations
