@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -35,6 +35,8 @@ log = get_logger("penstock.groups")
 T = TypeVar("T")
 ASK_AGAIN_AFTER = timedelta(seconds=15)
 """How long a key is quarantined before its rule is asked about it again."""
+_SAY_EVERY_S = 1.0
+_SAY_AGAIN_S = 15.0
 
 
 monotonic: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -87,6 +89,7 @@ class Membership:
         assign: Function that places the keys of a group with the assignor "custom".
         metadata: Metadata that the member publishes.
         keep_s: Seconds for which it is kept alive while the event loop makes no progress; None: `settings.wedged_after`.
+        key_ids: Ids of the keys of encryption that it has; None: what it works on is never encrypted.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Membership:
         assign: KeyAssign | None = None,
         metadata: Mapping[str, Any] | None = None,
         keep_s: float | None = None,
+        key_ids: Sequence[str] | None = None,
     ) -> None:
         self.keep_s = settings.wedged_after.total_seconds() if keep_s is None else keep_s
         self._settings = settings
@@ -110,6 +114,9 @@ class Membership:
         self._dead_after: timedelta = settings.dead_after
         self._assign = assign
         self._metadata: dict[str, Any] = dict(metadata or {})
+        self._key_ids = key_ids
+        self._lacking: set[tuple[int, str]] = set()
+        self._lacks = asyncio.Event()
         self._state = MemberState()
         self._members = 1
         self._balanced = False
@@ -155,6 +162,12 @@ class Membership:
         """Send a heartbeat now, because something may have changed."""
         self._wake.set()
 
+    def lacks(self, found: Iterable[tuple[int, str]]) -> None:
+        """Work in slots waits for keys of encryption (slot and id) which this member lacks: another one shall have the slots."""
+        self._lacking.update(found)
+        if self._lacking:
+            self._lacks.set()
+
     def stop(self) -> None:
         """Drain and release all slots and leave the group; `run` ends then."""
         self._stopping.set()
@@ -166,7 +179,9 @@ class Membership:
         self._joined.set()
 
     async def _join(self) -> None:
-        await balance.join(self._database, self.group, self.id, self._session, self._dead_after, self._metadata, self._assign)
+        await balance.join(
+            self._database, self.group, self.id, self._session, self._dead_after, self._metadata, self._assign, self._key_ids
+        )
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Publish other metadata; a group with the assignor "custom" is rebalanced at once."""
@@ -192,6 +207,7 @@ class Membership:
         services = [
             asyncio.create_task(self._watch_fence(), name="penstock-fence"),
             asyncio.create_task(self._evict_silent_members(), name="penstock-eviction"),
+            asyncio.create_task(self._say_what_it_lacks(), name="penstock-lacking"),
         ]
         try:
             await self._reconcile()
@@ -337,6 +353,24 @@ class Membership:
                     self._wake.set()
             except PenstockError as error:
                 log.warning("evict_failed", group=self.group, error=error)
+
+    async def _say_what_it_lacks(self) -> None:
+        """Have slots given to members with the keys that this one lacks, and say it again while work in them waits."""
+        said: set[tuple[int, str]] = set()
+        said_at = 0.0
+        while True:
+            await self._lacks.wait()
+            self._lacks.clear()
+            lacking, self._lacking = self._lacking, set()
+            if not lacking <= said or monotonic() - said_at > _SAY_AGAIN_S:
+                try:
+                    if await balance.need_keys(self._database, self.group, self.id, sorted(lacking), self._assign):
+                        log.warning("slots_lack_keys", group=self.group, member=self.id, keys=sorted({key for _, key in lacking}))
+                        self._wake.set()
+                    said, said_at = lacking, monotonic()
+                except PenstockError as error:
+                    log.warning("keys_not_said", group=self.group, member=self.id, error=error)
+            await asyncio.sleep(_SAY_EVERY_S)
 
     async def _call(self, call: Coroutine[Any, Any, T]) -> T:
         """Make one call, and abandon it when it takes too long: a hanging connection must not delay the next heartbeat."""

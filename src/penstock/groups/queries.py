@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member, with the number of its slots."""
+    """A member, with the number of its slots and the ids of the keys of encryption that it has."""
 
     id: str
     state: str
@@ -40,11 +40,15 @@ class Member:
     joined_at: datetime
     seen_at: datetime
     slots: int
+    key_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot: its owner, its target, the epoch of its last take, its key and the error for which the key is quarantined."""
+    """A slot: its owner, its target, the epoch of its last take, its key and the error for which the key is quarantined.
+
+    `key_ids` are the ids of the keys of encryption that its work needs, latest first.
+    """
 
     slot: int
     owner: str | None
@@ -52,6 +56,7 @@ class Slot:
     epoch: int
     key: str | None
     error: str | None = None
+    key_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +95,23 @@ async def lock_group(transaction: Transaction, name: str) -> Group:
 async def members(executor: Database | Transaction, name: str) -> list[Member]:
     """The members of a group, oldest first."""
     return [
-        Member(row["id"], row["state"], _metadata(row["metadata"]), row["age"], row["joined_at"], row["seen_at"], row["slots"])
+        Member(
+            row["id"],
+            row["state"],
+            _metadata(row["metadata"]),
+            row["age"],
+            row["joined_at"],
+            row["seen_at"],
+            row["slots"],
+            tuple(row["key_ids"] or ()),
+        )
         for row in await executor.fetch("select * from penstock.group_members($1)", name)
     ]
 
 
 async def slots(executor: Database | Transaction, name: str) -> list[Slot]:
     """The slots of a group, in order."""
-    rows = await executor.fetch("select slot, owner, target, epoch, key, error from penstock.group_slots($1)", name)
+    rows = await executor.fetch("select * from penstock.slots_to_place($1)", name)
     return [Slot(*tuple(row)) for row in rows]
 
 
@@ -127,20 +141,38 @@ async def set_targets(transaction: Transaction, name: str, target: Mapping[int, 
     return int(row["moved"])
 
 
+async def need_keys(transaction: Transaction, name: str, member: str, lacking: Sequence[tuple[int, str]]) -> Group | None:
+    """Say that work in slots of a member waits for keys of encryption (slot and id) which it lacks.
+
+    Returns the group, which stays locked, so that other members get the slots; None: it is known already.
+    """
+    row = await transaction.fetchrow(
+        "select * from penstock.need_keys($1, $2, $3, $4)", name, member, [slot for slot, _ in lacking], [id for _, id in lacking]
+    )
+    return None if row["name"] is None else _group(row)
+
+
 async def join(
-    transaction: Transaction, name: str, member: str, session: UUID, dead_after: timedelta, metadata: Mapping[str, Any]
+    transaction: Transaction,
+    name: str,
+    member: str,
+    session: UUID,
+    dead_after: timedelta,
+    metadata: Mapping[str, Any],
+    key_ids: Sequence[str] | None = None,
 ) -> Group:
     """Add a member to a group, which stays locked. The call may be repeated with the same session.
 
     Raises `Conflict` when a live member has that id, `NotFound`, `InvalidInput`.
     """
     row = await transaction.fetchrow(
-        "select * from penstock.join_group($1, $2, $3, $4, $5::jsonb)",
+        "select * from penstock.join_group($1, $2, $3, $4, $5::jsonb, $6)",
         name,
         member,
         session,
         dead_after,
         dump_json(dict(metadata), "metadata"),
+        key_ids,
     )
     return _group(row)
 

@@ -144,3 +144,25 @@ async def unregister_worker(database: Database, worker: str) -> None:
 async def wait_for_jobs(database: Database, worker: str, names: Sequence[str]) -> None:
     """Register a worker as idle, so that new jobs notify it."""
     await database.fetch("select penstock.wait_for_jobs($1, $2)", worker, names)
+
+
+@dataclass(frozen=True, slots=True)
+class LockedWork:
+    """A job type, pool or consumer group (stream/group) in which work waits for a key of encryption.
+
+    Attributes:
+        name: Its name.
+        key_id: Id of the key; None: any key, since it is encrypted and who lacks it has none.
+        lacking: Live workers and members of it that lack the key.
+        holders: Live workers and members of it that have the key.
+    """
+
+    name: str
+    key_id: str | None
+    lacking: list[str]
+    holders: list[str]
+
+
+async def locked_work(database: Database) -> list[LockedWork]:
+    """Up to 1,000 job types, pools and consumer groups with work for which a worker of them lacks the key."""
+    return [LockedWork(*row) for row in await database.fetch("select * from penstock.locked_work()")]

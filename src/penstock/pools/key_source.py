@@ -149,6 +149,8 @@ class KeySource:
             wanted = await claim_queries.wait_for_places(self._database, member.id, [self.name], {})
             return Look(wanted=wanted, only_wanted=wanted is not None, due_in_s=None if wanted is None else wanted.due_in_s)
         self._after, self._quantum_left = claim.at, claim.quantum_left
+        if claim.lacking:
+            member.lacks(claim.lacking)
         self._key_queues.submit(claim.jobs, now, claim.quanta)
         self._executor.found(self.name, bool(claim.jobs) and (len(claim.jobs) >= room or claim.at is not None))
         fast = max(1, int(_LOOKAHEAD_S / max(self._key_queues.duration_s, 1e-5)))

@@ -30,6 +30,7 @@ class KeyedClaim:
         due_in_s: Seconds until the next job is due that holds its key; None: there is none.
         quantum_left: How much of its quantum the key at `at` has left, because limits of the type cut it short.
         quanta: The quanta of the keys whose quantum is larger than 1.
+        lacking: Slots, and the ids of the keys of encryption for which the first jobs of keys in them wait.
         walked: False when there was no walk, because the type is paused or at its limit: the next one begins where the last one
             ended.
     """
@@ -39,6 +40,7 @@ class KeyedClaim:
     due_in_s: float | None
     quantum_left: int | None = None
     quanta: Mapping[str, int] = field(default_factory=dict)
+    lacking: Sequence[tuple[int, str]] = ()
     walked: bool = True
 
 
@@ -139,7 +141,8 @@ async def claim(
     if any(job.data is None for job, _ in found):
         readable = {job.id for job in await claim_queries.only_readable(database, [job for job, _ in found])}
         found = [(job, slot) for job, slot in found if job.id in readable]
-    return KeyedClaim(found, at, last["due_in_s"], last["turn_left"], quanta)
+    lacking = () if last["lacking"] is None else [(slot, key) for slot, key in orjson.loads(last["lacking"])]
+    return KeyedClaim(found, at, last["due_in_s"], last["turn_left"], quanta, lacking)
 
 
 async def wait_for_slots(database: Database, name: str, member: str) -> None:

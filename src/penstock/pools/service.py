@@ -75,7 +75,7 @@ class PoolService:
         self._database = database
         self._pool = pool
         keep_s = pool.declared.visibility_timeout.total_seconds()
-        self.member = Membership(database, pool.name, id, self, settings, pool.assign, pool.metadata, keep_s)
+        self.member = Membership(database, pool.name, id, self, settings, pool.assign, pool.metadata, keep_s, keyring.ids)
         self.key_queues: KeyQueues | None = None
         self.fetcher: Fetcher[KeySource] | None = None
         if executor is not None:

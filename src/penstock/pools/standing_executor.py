@@ -18,7 +18,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.core.serialization import Codec, dump_json
 from penstock.core.user_code import message_of
-from penstock.errors import Conflict, InvalidInput, PenstockError, Unreadable
+from penstock.errors import Conflict, InvalidInput, KeyMissing, PenstockError, Unreadable
 from penstock.groups.membership import Membership
 from penstock.groups.trials import SUSPECT, Trials, trial_s
 from penstock.pools import queries as pools
@@ -236,6 +236,7 @@ class StandingExecutor:
                 try:
                     receivers[key].messages.put_nowait(orjson.loads(self._sealed.open_message(key, data)))
                 except Unreadable as error:
+                    self._say_missing(receivers[key], error)
                     log.error("message_unreadable", pool=self._name, key=key, error=error)
             left |= len(taken) == _MOST_UNREAD
         for run in self._runs.values():
@@ -318,6 +319,8 @@ class StandingExecutor:
                 raise
             error = self._sealed.error(run.job.key, {"type": "Cancelled", "message": "it did not stop within its time"})
         except BaseException as failure:
+            if standing is None:
+                self._say_missing(run, failure)
             # A handler that calls sys.exit() fails, instead of ending one worker after the other.
             error = self._failure(run, failure)
         left = None if standing is None else standing.state
@@ -325,6 +328,10 @@ class StandingExecutor:
             return (None if left is None else self._state_text(run, left)), error
         except InvalidInput as failure:
             return None, error or self._failure(run, failure)
+
+    def _say_missing(self, run: _Run, failure: BaseException) -> None:
+        if isinstance(failure, KeyMissing):
+            self._member.lacks([(run.job.slot, failure.key_id)])
 
     def _failure(self, run: _Run, failure: BaseException) -> dict[str, Any]:
         name = type(failure).__qualname__

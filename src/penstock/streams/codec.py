@@ -94,6 +94,11 @@ class Encoding(Generic[T]):
         self._may_be_sealed = self.encrypted or record.encrypted_at is not None
 
     @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Ids of the keys that the application has."""
+        return self._keyring.ids
+
+    @property
     def locked(self) -> bool:
         """Whether the stream is encrypted and there is no key."""
         return self.encrypted and not self._keyring

@@ -20,7 +20,7 @@ from penstock.core.logs import describe
 from penstock.core.records import example
 from penstock.errors import PenstockError, SchemaMismatch
 from penstock.history import lake_queries
-from penstock.jobs import type_queries
+from penstock.jobs import type_queries, worker_queries
 from penstock.jobs.records import JobTypeRecord
 from penstock.jobs.top import MOST, TopRecord, top
 from penstock.operations import queries as operation_queries
@@ -415,6 +415,27 @@ async def _workflows(database: Database) -> list[Finding]:
     return found or [Finding("workflows", "ok", "what waits for other jobs is released when they end")]
 
 
+async def _keys(database: Database) -> list[Finding]:
+    """What waits for a key of encryption that a worker of it lacks."""
+    found: list[Finding] = []
+    for work in await worker_queries.locked_work(database):
+        lacks = f"lack the key {work.key_id} of {work.name}" if work.key_id else f"have no key, and {work.name} is encrypted"
+        if work.holders:
+            message = f"workers {lacks}: {_named(work.lacking)}; what is encrypted goes to {_named(work.holders)} alone"
+        else:
+            message = f"workers {lacks}, and no other worker of it has it: {_named(work.lacking)}; what is encrypted waits"
+        found.append(
+            Finding(
+                "keys",
+                "warning" if work.holders else "problem",
+                message,
+                "Give them the keys that the producers have: Penstock(keys=[...]), or PENSTOCK_KEYS; penstock keys list shows "
+                "the ids of keys.",
+            )
+        )
+    return _first(found) or [Finding("keys", "ok", "no work waits for a key of encryption that a worker lacks")]
+
+
 async def _lakes(database: Database) -> list[Finding]:
     behind_s = await health.lake_lags(database)
     lakes = await lake_queries.lakes(database)
@@ -459,6 +480,7 @@ _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "archive": _archive,
     "streams": _streams,
     "workflows": _workflows,
+    "keys": _keys,
     "operations": _operations,
     "lakes": _lakes,
 }

@@ -81,7 +81,9 @@ class Consumer(Generic[T]):
         self.settings = settings
         self.name = f"{stream}/{group}"
         self.database = database
-        self.member = Membership(database, self.name, id or f"consumer.{secrets.token_hex(8)}", self, settings)
+        self.member = Membership(
+            database, self.name, id or f"consumer.{secrets.token_hex(8)}", self, settings, key_ids=encoding.key_ids
+        )
         self.partitions: dict[int, PartitionState[T]] = {}
         self._draining = DrainingTasks()
         self._encoding = encoding
@@ -107,6 +109,7 @@ class Consumer(Generic[T]):
             may_work=self._may_work,
             halt=self._halt,
             encoding=encoding,
+            lacks=lambda partition, key_id: self.member.lacks([(partition, key_id)]),
         )
 
     @property

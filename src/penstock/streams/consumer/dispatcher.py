@@ -56,6 +56,7 @@ class Dispatcher(Generic[T]):
         may_work: Whether this process may begin work on a partition at this moment.
         halt: Stops the consumer with an error.
         encoding: Encrypts why a handler failed, in an encrypted stream.
+        lacks: Is told of a partition that waits for a key of encryption, and of the id of the key.
 
     Attributes:
         missing_keys: Ids of the keys that events at the head of partitions need and this application lacks, by partition.
@@ -73,6 +74,7 @@ class Dispatcher(Generic[T]):
         may_work: Callable[[PartitionState[T]], bool],
         halt: Callable[[Halted], None],
         encoding: Encoding[T],
+        lacks: Callable[[int, str], None],
     ) -> None:
         self._handling = handling
         self._stream = stream
@@ -84,6 +86,7 @@ class Dispatcher(Generic[T]):
         self._may_work = may_work
         self._halt = halt
         self._encoding = encoding
+        self._lacks = lacks
         self.missing_keys: dict[int, str] = {}
         self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         # Threads of its own: other consumers, and look-ups of host names, have theirs.
@@ -242,6 +245,7 @@ class Dispatcher(Generic[T]):
                 "no_key", stream=self._stream, group=self._group, partition=state.partition, offset=events[0].offset, key=key,
                 hint="Give the worker the keys that the producers have: Penstock(keys=[...]), or PENSTOCK_KEYS.",
             )  # fmt: skip
+        self._lacks(state.partition, key)
         state.put_back(events)
         await self._committer.record_failure(state, events[0].offset, f"KeyMissing: {events[0].data.reason}")
         await state.sleep(_LOOK_FOR_KEY_S)

@@ -18,6 +18,10 @@
 -- away; for key share: it claims); slots; jobs; leases. A claim locks its member's row: the transaction that takes slots
 -- away waits for it and ends the jobs that it claimed, and no claim for these slots can follow.
 --
+-- What is encrypted needs a member that has the key of encryption. A member says which it has, by their ids (members.key_ids). An owner that
+-- finds work for which it lacks a key says so of the slot (need_keys): as long as there are members with that key, assignors give the slot
+-- to one of them. What was said is forgotten after an hour, and said again where work still waits.
+--
 -- A key for which the rule of its pool fails is quarantined: no member gets it, its jobs wait, and all other keys continue. Its
 -- slot keeps the error until the rule returns an answer again.
 
@@ -57,6 +61,7 @@ create table penstock.members (
     age bigint not null,
     state text not null default 'active',
     metadata jsonb not null default '{}',
+    key_ids text[],
     joined_at timestamptz not null,
     seen_at timestamptz not null,
     suspected_at timestamptz,
@@ -73,6 +78,7 @@ comment on column penstock.members.session is
 comment on column penstock.members.age is 'Order of joining, oldest lowest.';
 comment on column penstock.members.state is 'draining: it stays, but is given no slots.';
 comment on column penstock.members.metadata is 'What the member says of itself; a custom assignor sees it.';
+comment on column penstock.members.key_ids is 'Ids of the keys of encrypted payloads that it has; null: it does not say.';
 comment on column penstock.members.joined_at is 'When it joined.';
 comment on column penstock.members.seen_at is 'Its last heartbeat.';
 comment on column penstock.members.suspected_at is
@@ -91,6 +97,8 @@ create table penstock.slots (
     settling boolean not null default false,
     key text,
     error text,
+    key_ids text[] not null default '{}',
+    needed_at timestamptz,
     changed_at timestamptz not null,
     failed_at timestamptz,
     primary key (group_name, slot)
@@ -108,6 +116,9 @@ comment on column penstock.slots.settling is
 comment on column penstock.slots.key is 'With the assignor custom: the key that it stands for.';
 comment on column penstock.slots.error is
     'Why the rule of the application could not place the key, which is quarantined; null: it could.';
+comment on column penstock.slots.key_ids is
+    'Ids of the keys of encrypted payloads that an owner lacked for the work in it, latest first: it goes to a member that has them.';
+comment on column penstock.slots.needed_at is 'When an owner said so last.';
 comment on column penstock.slots.changed_at is 'When it was last taken or set free.';
 comment on column penstock.slots.failed_at is 'When the rule failed last.';
 
@@ -115,4 +126,5 @@ create index slots_owner on penstock.slots (group_name, owner);
 create index slots_target on penstock.slots (group_name, target);
 create index slots_unplaced on penstock.slots (group_name) where not placed;
 create unique index slots_key on penstock.slots (group_name, key) where key is not null;
+create index slots_needing on penstock.slots (group_name) where key_ids <> '{}';
 create index slots_quarantined on penstock.slots (group_name, key) where error is not null;

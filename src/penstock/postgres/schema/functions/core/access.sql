@@ -17,7 +17,7 @@ as $$
 declare
     reading constant text[] := array[
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'replays_of', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
-        'stored_jobs', 'why', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
+        'stored_jobs', 'why', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'slots_to_place', 'load_of_types',
         'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'pool_jobs', 'paused_keys_of', 'standing_list', 'runnable_in_pools',
         'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'messages_at', 'unfinished_copies', 'outcomes',
         'topic_counts',
@@ -25,7 +25,7 @@ declare
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'ended_runs', 'scan',
         'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list', 'preview_operation',
-        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'endless_waits', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
+        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'endless_waits', 'locked_work', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
         'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates',
         'job_marks', 'work_of_transaction'
     ];
@@ -42,7 +42,7 @@ declare
         'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'fill_group', 'register_worker', 'end_workers', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'quarantined_in', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'due_work', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
-        'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
+        'take', 'release', 'need_keys', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
         'standing_of', 'refuse_standing', 'begin_standing', 'enter_standing', 'acquit_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'maintain_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',

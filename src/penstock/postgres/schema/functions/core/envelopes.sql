@@ -15,6 +15,25 @@ as $$
 $$;
 comment on function penstock.is_key_id(text) is 'Whether a text has the form of the id of a key.';
 
+create or replace function penstock.check_key_ids(p_who text, p_key_ids text[], p_most integer default 1000)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_most is not null then
+        perform penstock.check_size(cardinality(p_key_ids), p_most, 'keys');
+    end if;
+    -- Pages and logs show them.
+    if exists (select from unnest(p_key_ids) as given where penstock.is_key_id(given) is not true) then
+        raise exception '% names a key by something else than its id', p_who
+            using errcode = 'PS400', hint = 'The id of a key has 8 letters, digits, "-" or "_": penstock keys list.';
+    end if;
+end
+$$;
+comment on function penstock.check_key_ids(text, text[], integer) is
+    'Raises PS400 for what is no id of a key, and for more of them than p_most (null: any number).';
+
 create or replace function penstock.is_envelope(p_data jsonb)
 returns boolean
 language sql
@@ -338,14 +357,16 @@ returns boolean
 language sql
 stable
 as $$
-    -- The id of a member begins with that of its worker. In a pool the worker that counts is the owner of the key.
-    select coalesce(bool_and(lacks.the_key), false)
-    from penstock.workers as live
-    cross join lateral (
-        select case when p_key_id is null then live.key_ids = '{}' else p_key_id <> all (live.key_ids) end as the_key
-    ) as lacks
-    where live.seen_at > penstock.clock() - live.dead_after
-        and case when p_owner is null then job.name = any (live.names) or live.no_key ? job.name else starts_with(p_owner, live.id) end
+    -- In a pool the member that counts is the owner of the key.
+    select coalesce(bool_and(case when p_key_id is null then one.key_ids = '{}' else p_key_id <> all (one.key_ids) end), false)
+    from (
+        select live.key_ids
+        from penstock.workers as live
+        where p_owner is null and live.seen_at > penstock.clock() - live.dead_after
+            and (job.name = any (live.names) or live.no_key ? job.name)
+        union all
+        select members.key_ids from penstock.members where members.group_name = job.name and members.id = p_owner
+    ) as one
 $$;
 comment on function penstock.is_locked(penstock.queued_jobs, text, text) is
     'Part of why: whether the live workers of an encrypted type lack the key of a job (null: any key). p_owner: the owner of its key in a pool.';

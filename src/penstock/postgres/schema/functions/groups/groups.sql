@@ -81,7 +81,9 @@ $$;
 comment on function penstock.forget_group(text) is 'Part of what drops pools, streams and consumer groups: removes all rows of a membership group, which is locked.';
 
 create or replace function penstock.group_members(p_name text)
-returns table (id text, state text, metadata text, age bigint, joined_at timestamptz, seen_at timestamptz, slots integer)
+returns table (
+    id text, state text, metadata text, age bigint, joined_at timestamptz, seen_at timestamptz, slots integer, key_ids text[]
+)
 language sql
 stable
 security definer
@@ -89,7 +91,7 @@ set search_path = penstock, pg_temp
 as $$
     select
         members.id, members.state, coalesce(penstock.shown(members.metadata), '{}'), members.age, members.joined_at, members.seen_at,
-        coalesce(owned.slots, 0)::integer
+        coalesce(owned.slots, 0)::integer, members.key_ids
     from penstock.members
     left join (
         select slots.owner, count(*) as slots from penstock.slots where slots.group_name = p_name group by slots.owner
@@ -97,7 +99,7 @@ as $$
     where members.group_name = p_name
     order by members.age
 $$;
-comment on function penstock.group_members(text) is 'The members of a group, oldest first, with how many slots each has. Metadata comes as text.';
+comment on function penstock.group_members(text) is 'The members of a group, oldest first, with how many slots each has, and the ids of the keys of encryption that it has. Metadata comes as text.';
 
 create or replace function penstock.group_slots(p_name text)
 returns setof penstock.slots

@@ -47,7 +47,8 @@ create or replace function penstock.join_group(
     p_member text,
     p_session uuid,
     p_dead_after interval default '10 seconds',
-    p_metadata jsonb default '{}'
+    p_metadata jsonb default '{}',
+    p_key_ids text[] default null
 )
 returns penstock.groups
 language plpgsql
@@ -61,6 +62,7 @@ declare
 begin
     perform penstock.check_sender('member', p_member, p_dead_after);
     perform penstock.check_metadata(p_metadata);
+    perform penstock.check_key_ids('member ' || left(p_member, 100), p_key_ids);
     if p_session is null then
         raise exception 'session is null'
             using errcode = 'PS400', hint = 'Make a new UUID for each membership, and use it in all its calls.';
@@ -77,13 +79,13 @@ begin
         end if;
         perform penstock.remove_members(p_group, array[p_member]);
     end if;
-    insert into penstock.members (group_name, id, session, age, metadata, joined_at, seen_at, dead_after)
-    values (p_group, p_member, p_session, nextval('penstock.member_age'), p_metadata, moment, moment, p_dead_after);
+    insert into penstock.members (group_name, id, session, age, metadata, key_ids, joined_at, seen_at, dead_after)
+    values (p_group, p_member, p_session, nextval('penstock.member_age'), p_metadata, p_key_ids, moment, moment, p_dead_after);
     return penstock.new_generation(p_group, 1);
 end
 $$;
-comment on function penstock.join_group(text, text, uuid, interval, jsonb) is
-    'Makes a member of the group, which stays locked until the transaction ends: compute targets and call set_targets in the same one. The session distinguishes the membership from others under the same id, so that the call may be repeated. PS409 when a live member has that id.';
+comment on function penstock.join_group(text, text, uuid, interval, jsonb, text[]) is
+    'Makes a member of the group, which stays locked until the transaction ends: compute targets and call set_targets in the same one. The session distinguishes the membership from others under the same id, so that the call may be repeated. p_key_ids: ids of the keys of encrypted payloads that it has; null: it does not say. PS409 when a live member has that id.';
 
 create or replace function penstock.is_silent(member penstock.members, p_moment timestamptz)
 returns boolean

@@ -176,6 +176,7 @@ begin
             worker := place.owner;
             message := case
                 when key_id is null then format('The job type %s is encrypted, and no live worker of it has a key: give them one (PENSTOCK_KEYS).', job.name)
+                when place.owner is not null then penstock.why_locked(job.name, key_id, place.owner, 'It')
                 else format('It is encrypted with the key %s, which no live worker of %s has: give it to them (PENSTOCK_KEYS).', key_id, job.name)
             end;
             return next;
@@ -196,7 +197,15 @@ begin
             where earlier.name = job.name and earlier.slot = job.slot and earlier.key collate "C" = job.key and earlier.seq < job.seq
             limit 1000
         ) as before;
-        if head.id <> job.id and head.status = 'queued' and head.crashes = 2 then
+        if head.id <> job.id and head.status = 'queued' and head.run_after <= moment and job_type.encrypted_at is not null then
+            key_id := penstock.key_of_envelope(coalesce(penstock.payload(head.message), head.data));
+        end if;
+        if head.id <> job.id and key_id is not null and penstock.is_locked(job, key_id, place.owner) and pool.key_concurrency = 1 then
+            by_job := head.id;
+            worker := place.owner;
+            reason := 'no-key';
+            message := penstock.why_locked(job.name, key_id, place.owner, 'A job before it, which holds its key,');
+        elsif head.id <> job.id and head.status = 'queued' and head.crashes = 2 then
             by_job := head.id;
             reason := 'key-alone';
             message := 'A job of its key before it waits to run alone, since workers were lost that held it.';
@@ -349,6 +358,26 @@ begin
 end
 $$;
 comment on function penstock.why_of(penstock.queued_jobs) is 'Part of why and key_state: the first thing that has to change for a job to start.';
+
+create or replace function penstock.why_locked(p_pool text, p_key_id text, p_owner text, p_what text)
+returns text
+language sql
+stable
+as $$
+    select format(
+        '%s is encrypted with the key %s, which the worker %s lacks that has its slot; %s.', p_what, p_key_id, p_owner,
+        coalesce(
+            'the slot goes to ' || (
+                select members.id from penstock.members
+                where members.group_name = p_pool and members.state = 'active' and p_key_id = any (members.key_ids)
+                order by members.age limit 1
+            ) || ' or another one that has it',
+            'no worker of the pool has it: give it to one (PENSTOCK_KEYS)'
+        )
+    )
+$$;
+comment on function penstock.why_locked(text, text, text, text) is
+    'Part of why: what becomes of a job of a pool that the owner of its slot cannot read.';
 
 create or replace function penstock.why(p_id uuid)
 returns table (

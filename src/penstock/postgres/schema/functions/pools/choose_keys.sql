@@ -18,7 +18,7 @@ create or replace function penstock.walk_keys(
 )
 returns table (
     place integer, key text, step integer, found integer, startable boolean, ready boolean, due timestamptz, head tid, head_seq bigint,
-    alive boolean
+    alive boolean, lacks text
 )
 language sql
 stable
@@ -26,7 +26,7 @@ as $$
     with recursive ring as (
         select 1 as place, case when p_midway then p_after_key else '' end as key, 0 as step,
             coalesce(head.startable, false)::integer as found, coalesce(head.startable, false) as startable, coalesce(head.ready, false) as ready,
-            null::timestamptz as due, head.ctid as head, head.seq as head_seq, head.alive
+            null::timestamptz as due, head.ctid as head, head.seq as head_seq, head.alive, null::text as lacks
         from (select) as start
         left join lateral (
             select
@@ -63,11 +63,17 @@ as $$
             next.due,
             next.head,
             next.head_seq,
-            next.alive
+            next.alive,
+            next.lacks
         from ring
         left join lateral (
             select
                 job.key, job.ready, job.due, job.ctid as head, job.seq as head_seq, job.alive,
+                -- Where the status and the time let it start, only its key of encryption can be missing.
+                case
+                    when job.data is not null and not job.ready
+                    then penstock.key_of_envelope(coalesce(penstock.payload(job.message), job.data))
+                end as lacks,
                 (job.ready or p_key_concurrency > 1 or p_held_keys ? job.key)
                     and not (
                         p_keys_paused
@@ -79,6 +85,8 @@ as $$
                     head.status = 'queued' and head.run_after <= p_moment
                         and (not p_sealed or penstock.has_key_for(head.data, head.message, p_keys)) as ready,
                     case when head.status = 'queued' then head.run_after end as due,
+                    case when p_sealed and head.status = 'queued' and head.run_after <= p_moment then head.data end as data,
+                    head.message,
                     head.expires_at is null or head.expires_at > p_moment as alive
                 from penstock.queued_jobs as head
                 where head.name = p_name
@@ -98,13 +106,14 @@ as $$
             and ring.step < p_longest
     )
     select
-        ring.place, ring.key, ring.step, ring.found, ring.startable, ring.ready, ring.due, ring.head, ring.head_seq, ring.alive
+        ring.place, ring.key, ring.step, ring.found, ring.startable, ring.ready, ring.due, ring.head, ring.head_seq, ring.alive,
+        ring.lacks
     from ring
 $$;
 comment on function penstock.walk_keys(
     text, integer[], text, boolean, boolean, integer, integer, integer, jsonb, boolean, timestamptz, boolean, text[]
 ) is
-    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. ready: whether the first job itself can start, whatever worker holds jobs of the key. Step 0 is p_after_key when p_resuming. p_sealed: whether the pool may have encrypted documents; p_keys: as in claim_keys.';
+    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. ready: whether the first job itself can start, whatever worker holds jobs of the key. Step 0 is p_after_key when p_resuming. p_sealed: whether the pool may have encrypted documents; p_keys: as in claim_keys. lacks: the key of encryption for which alone the first job waits.';
 
 -- Long, since it looks at the same key queues twice: by one probe where a key gets one job, as a window where it gets more.
 create or replace function penstock.choose_of_keys(
@@ -126,7 +135,7 @@ create or replace function penstock.choose_of_keys(
     p_sealed boolean,
     p_keys text[]
 )
-returns table (job tid, turn integer, nth bigint, at_slot integer, at_key text, due_in_s double precision, turn_left integer, weights text)
+returns table (job tid, turn integer, nth bigint, at_slot integer, at_key text, due_in_s double precision, turn_left integer, weights text, lacking text)
 language sql
 stable
 as $$
@@ -210,7 +219,8 @@ as $$
             where queued.startable
         ) as placed
     )
-    select ranked.ctid, ranked.turn, ranked.nth, null::integer, null::text, null::double precision, null::integer, null::text
+    select ranked.ctid, ranked.turn, ranked.nth, null::integer, null::text, null::double precision, null::integer, null::text,
+        null::text
     from ranked
     where ranked.taken
     union all
@@ -220,7 +230,20 @@ as $$
         coalesce(cut_at.key, walked.key),
         extract(epoch from walked.due - p_moment)::double precision,
         cut.jobs,
-        (select jsonb_object_agg(turns.key, turns.weight)::text from turns where turns.weight > 1)
+        (select jsonb_object_agg(turns.key, turns.weight)::text from turns where turns.weight > 1),
+        case when p_sealed then (
+            select jsonb_agg(distinct jsonb_build_array(p_slots[locked.place], locked.lacks))::text
+            from (
+                select ring.place, ring.lacks
+                from ring
+                where ring.lacks is not null
+                    and not (
+                        p_keys_paused
+                        and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = ring.key)
+                    )
+                limit 1000
+            ) as locked
+        ) end
     from (
         select
             (array_agg(ring.place order by ring.step desc))[1] as place,

@@ -45,7 +45,8 @@ returns table (
     at_key text,
     due_in_s double precision,
     turn_left integer,
-    weights text
+    weights text,
+    lacking text
 )
 language plpgsql
 security definer
@@ -195,12 +196,12 @@ begin
         (select opened.lease from opened),
         extract(epoch from job_type.visibility_timeout)::double precision,
         (claimed.options ->> 'time_limit')::double precision, coalesce(claimed.snoozes, 0), claimed.options ->> 'traceparent',
-        claimed.slot, null::text, null::double precision, null::integer, null::text
+        claimed.slot, null::text, null::double precision, null::integer, null::text, null::text
     from claimed
     union all
     select
         null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
-        chosen.at_slot, chosen.at_key, chosen.due_in_s, chosen.turn_left, chosen.weights
+        chosen.at_slot, chosen.at_key, chosen.due_in_s, chosen.turn_left, chosen.weights, chosen.lacking
     from chosen
     where chosen.job is null;
     get diagnostics claimed = row_count;
@@ -239,4 +240,4 @@ begin
 end
 $$;
 comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer, text[]) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_held_keys ({"key": 1}) names keys of which the caller has jobs that are not settled, and after which it will start what it gets: of these too it gets the lowest numbers that are visible and not in progress. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one. p_keys: as in claim; a job that is encrypted with another key holds its key.';
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_held_keys ({"key": 1}) names keys of which the caller has jobs that are not settled, and after which it will start what it gets: of these too it gets the lowest numbers that are visible and not in progress. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one; lacking: [[slot, "<id>"]], the keys of encryption that the first jobs of its keys wait for, which need_keys is told. p_keys: as in claim; a job that is encrypted with another key holds its key.';

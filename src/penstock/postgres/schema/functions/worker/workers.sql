@@ -179,18 +179,17 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    perform penstock.check_size(cardinality(p_key_ids), 1000, 'keys');
     perform penstock.check_json(p_no_key, 'what a worker has no key for', 262144);
-    -- Pages and logs show them.
-    if exists (select from unnest(p_key_ids) as given where penstock.is_key_id(given) is not true)
-        or exists (
-            select from jsonb_each(case when jsonb_typeof(p_no_key) = 'object' then p_no_key else '{}' end) as lacking
-            where lacking.value <> 'null' and penstock.is_key_id(lacking.value #>> '{}') is not true
-        )
-    then
-        raise exception 'worker % names a key by something else than its id', p_worker
-            using errcode = 'PS400', hint = 'The id of a key has 8 letters, digits, "-" or "_": penstock keys list.';
-    end if;
+    perform penstock.check_key_ids('worker ' || p_worker, p_key_ids);
+    perform penstock.check_key_ids(
+        'worker ' || p_worker,
+        array(
+            select lacking.value #>> '{}'
+            from jsonb_each(case when jsonb_typeof(p_no_key) = 'object' then p_no_key else '{}' end) as lacking
+            where lacking.value <> 'null'
+        ),
+        null
+    );
     update penstock.workers set key_ids = coalesce(p_key_ids, '{}'), no_key = coalesce(p_no_key, '{}') where id = p_worker;
 end
 $$;
