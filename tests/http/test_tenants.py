@@ -209,6 +209,7 @@ def kind_of(parameter: Parameter) -> str | None:
     return {
         "name": "word", "pool": "pool", "topic": "word", "group": "word", "key": "word", "member": "word", "client_id": "word",
         "signal": "word", "unique": "word", "producer": "word", "worker": "worker", "type": "word", "then": "word",
+        "then_key": "word",
         "workflow": "word", "session": "session", "new_id": "job", "cursor": "cursor", "after": "position", "names": "word",
         "id": "job", "wanted": "word", "job": "job", "jobs.id": "job", "jobs.lease": "lease",
         "filter.name": "word", "filter.key": "word",

@@ -78,7 +78,7 @@ class Consumption(Generic[T]):
     def _opened(self, opening: asyncio.Task[None]) -> None:
         self._opening = None
         if not opening.cancelled():
-            opening.exception()  # whoever waits gets it
+            opening.exception()  # the caller that waits gets it
 
     async def _open(self) -> None:
         database = await self._stream.context.database()
