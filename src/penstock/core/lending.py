@@ -5,8 +5,8 @@ The process's own work (claims, settlements, heartbeats, commits) takes any conn
 * All of them together leave one connection to the process's own work.
 * A connection that becomes free goes to the kind of work, such as a job type, that has fewest, and among equals to the one that
   got one longest ago. So a kind of work waits for one statement of another one, however many handlers of that wait.
-* Transactions that stay open while a handler's own code runs, as a load does, leave one more connection, since nobody knows how
-  long they last: to other kinds of work, and to the calls that this code makes.
+* Transactions that stay open while a handler's own code runs, as a load does, leave one more connection, since their end is not
+  known in advance: to other kinds of work, and to the calls that this code makes.
 
 A pool of two connections has none to leave to the process's own work, and a pool of one has nothing to share.
 """

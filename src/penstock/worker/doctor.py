@@ -109,7 +109,7 @@ async def _settings(database: Database) -> list[Finding]:
     if found := [*hindering, *([lacking] if lacking else [])]:
         return [Finding("settings", "warning", one.message, one.advice) for one in found]
     other = f"; Penstock's own connections have another {_named(overridden)}" if overridden else ""
-    return [Finding("settings", "ok", f"the settings of PostgreSQL hinder nobody{other}")]
+    return [Finding("settings", "ok", f"the settings of PostgreSQL hinder no connection{other}")]
 
 
 async def _restored(database: Database) -> list[Finding]:
