@@ -204,7 +204,7 @@ async def _quarantined(database: Database) -> list[Finding]:
             "warning",
             f"{row['jobs']} jobs of {row['name']} were quarantined within a day: they cannot be read, or ended workers that ran "
             "nothing else",
-            f"See why: penstock jobs why {row['latest']}. When the cause is gone, run them again: penstock jobs replay ID.",
+            f"See why: penstock jobs show {row['latest']}. When the cause is gone, run them again: penstock jobs replay ID.",
         )
         for row in rows
     ])  # fmt: skip

@@ -183,6 +183,61 @@ $$;
 comment on function penstock.recover_leases(bigint[], jsonb, timestamptz, boolean) is
     'Part of recover and unregister_worker: ends the attempts of leases as lost, to be retried at once from their place in the queue. p_orderly: their worker left, which says nothing about its jobs.';
 
+create or replace function penstock.recover_dead_workers(p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    dead text[];
+    recovered integer := 0;
+begin
+    -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
+    update penstock.workers
+    set suspected_at = p_moment
+    where id = any (array(
+        select id
+        from penstock.workers
+        where state <> 'dead' and penstock.is_to_be_suspected(seen_at, dead_after, suspected_at, p_moment)
+        order by id
+        for update skip locked
+    ));
+    with gone as (
+        update penstock.workers
+        set state = 'dead'
+        where id = any (array(
+            select id
+            from penstock.workers
+            where state = 'dead' or ended_at is not null or penstock.is_dead(seen_at, dead_after, suspected_at, p_moment)
+            order by id
+            for update skip locked
+        ))
+        returning id
+    )
+    select array_agg(gone.id) into dead from gone;
+    if dead is not null then
+        perform penstock.note_losses(dead, p_moment);
+        delete from penstock.listeners where kind = 'jobs' and channel = any (array(select 'penstock_' || unnest(dead)));
+        recovered := penstock.recover_leases(
+            array(select id from penstock.leases where worker = any (dead)),
+            jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),
+            p_moment
+        );
+        -- The next call recovers leases that another transaction has locked now.
+        delete from penstock.workers
+        where id = any (dead) and not exists (select from penstock.leases where leases.worker = workers.id);
+        -- The promise of a holder outlives it until none of its leases can be left; likewise that of one which never registered.
+        delete from penstock.holders
+        where since < p_moment - interval '1 hour'
+            and not exists (select from penstock.workers where workers.id = holders.id)
+            and not exists (select from penstock.members where members.id = holders.id)
+            and not exists (select from penstock.leases where leases.worker = holders.id);
+    end if;
+    return recovered;
+end
+$$;
+comment on function penstock.recover_dead_workers(timestamptz) is
+    'Part of recover: suspects silent workers, and ends the attempts of those that are dead. Returns how many.';
+
 create or replace function penstock.recover(p_limit integer default 100)
 returns integer
 language plpgsql
@@ -191,8 +246,7 @@ set search_path = penstock, pg_temp
 as $$
 declare
     moment constant timestamptz := penstock.clock();
-    dead text[];
-    recovered integer := 0;
+    recovered integer;
 begin
     perform penstock.check_limit(p_limit, 10000);
     -- One process at a time is enough; the others do not wait for it.
@@ -217,47 +271,7 @@ begin
         order by waiter.name, waiter.worker
         for update skip locked
     ));
-    -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
-    update penstock.workers
-    set suspected_at = moment
-    where id = any (array(
-        select id
-        from penstock.workers
-        where state <> 'dead' and penstock.is_to_be_suspected(seen_at, dead_after, suspected_at, moment)
-        order by id
-        for update skip locked
-    ));
-    with gone as (
-        update penstock.workers
-        set state = 'dead'
-        where id = any (array(
-            select id
-            from penstock.workers
-            where state = 'dead' or ended_at is not null or penstock.is_dead(seen_at, dead_after, suspected_at, moment)
-            order by id
-            for update skip locked
-        ))
-        returning id
-    )
-    select array_agg(gone.id) into dead from gone;
-    if dead is not null then
-        perform penstock.note_losses(dead, moment);
-        delete from penstock.listeners where kind = 'jobs' and channel = any (array(select 'penstock_' || unnest(dead)));
-        recovered := penstock.recover_leases(
-            array(select id from penstock.leases where worker = any (dead)),
-            jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),
-            moment
-        );
-        -- The next call recovers leases that another transaction has locked now.
-        delete from penstock.workers
-        where id = any (dead) and not exists (select from penstock.leases where leases.worker = workers.id);
-        -- The promise of a holder outlives it until none of its leases can be left; likewise that of one which never registered.
-        delete from penstock.holders
-        where since < moment - interval '1 hour'
-            and not exists (select from penstock.workers where workers.id = holders.id)
-            and not exists (select from penstock.members where members.id = holders.id)
-            and not exists (select from penstock.leases where leases.worker = holders.id);
-    end if;
+    recovered := penstock.recover_dead_workers(moment);
     recovered := recovered + penstock.recover_leases(
         array(
             select ended.id
