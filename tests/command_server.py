@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -82,6 +83,7 @@ def _become(request: dict[str, Any]) -> list[str]:
         os.close(opened)
     os.environ.clear()
     os.environ.update(request["environment"])
+    time.tzset()
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
     arguments: list[str] = request["arguments"]

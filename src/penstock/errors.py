@@ -128,7 +128,15 @@ class JobFailed(PenstockError):
     foreign = True
 
 
-_LONGEST_SNOOZE = timedelta(days=366)
+class InvalidDelay(InvalidInput):
+    """A handler asked for a delay that is not possible: its attempt fails, and is retried after the backoff of its type.
+
+    A delay is often computed from a clock, so that the next attempt can get another one; no other `InvalidInput` that a handler
+    raises is retried.
+    """
+
+
+_LONGEST_DELAY = timedelta(days=366)
 
 
 class Retry(PenstockError):
@@ -136,13 +144,21 @@ class Retry(PenstockError):
 
     Args:
         message: Reason, stored with the attempt.
-        after: Delay before the next attempt; None: the backoff of the job type.
+        after: Delay before the next attempt, no time or more and at most 366 days; None: the backoff of the job type.
+
+    Raises:
+        InvalidDelay: `after` is something else; in a handler this attempt fails, and is retried after the backoff.
     """
 
     foreign = True
 
     def __init__(self, message: str = "the handler asked for a retry", *, after: timedelta | None = None) -> None:
         super().__init__(message)
+        if after is not None and (not isinstance(after, timedelta) or not timedelta(0) <= after <= _LONGEST_DELAY):
+            raise InvalidDelay(
+                f"cannot retry after {after!r:.100}",
+                hint='For example: raise Retry("away", after=timedelta(minutes=5)); no less than timedelta(0), at most 366 days.',
+            )
         self.after = after
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -161,13 +177,19 @@ class Snooze(PenstockError):
 
     Args:
         duration: How long the job waits, more than nothing and at most 366 days.
+
+    Raises:
+        InvalidDelay: `duration` is something else; in a handler this attempt fails, and is retried after the backoff.
     """
 
     foreign = True
 
     def __init__(self, duration: timedelta) -> None:
-        if not isinstance(duration, timedelta) or not timedelta(0) < duration <= _LONGEST_SNOOZE:
-            raise InvalidInput(f"cannot snooze for {duration!r}", hint="For example: raise Snooze(timedelta(minutes=5))")
+        if not isinstance(duration, timedelta) or not timedelta(0) < duration <= _LONGEST_DELAY:
+            raise InvalidDelay(
+                f"cannot snooze for {duration!r:.100}",
+                hint="For example: raise Snooze(timedelta(minutes=5)); more than nothing, at most 366 days.",
+            )
         super().__init__(f"the handler put the job off for {duration}")
         self.duration = duration
 

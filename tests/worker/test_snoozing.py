@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from penstock import Backoff, InvalidInput, Job, JobFailed, Jobs, Penstock, Snooze, Status
+from penstock import Backoff, InvalidInput, Job, JobFailed, Jobs, Penstock, Retry, Snooze, Status
 from penstock.testing import run_due_jobs, running_worker
 from tests.waiting import eventually
 
@@ -175,6 +175,51 @@ async def test_a_snooze_in_a_test_leaves_the_job_for_later(app: Penstock) -> Non
 def test_a_snooze_lasts_more_than_nothing_and_less_than_a_year(wrong: Any) -> None:
     with pytest.raises(InvalidInput, match="cannot snooze for"):
         Snooze(wrong)
+
+
+@pytest.mark.parametrize("wrong", [timedelta(seconds=-1), timedelta(days=367), timedelta.min, timedelta.max, 5, float("nan")])
+def test_a_retry_comes_after_no_time_or_more_and_less_than_a_year(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="cannot retry after"):
+        Retry("away", after=wrong)
+    assert Retry("away", after=timedelta(0)).after == timedelta(0)
+
+
+@pytest.mark.parametrize("executor", ["auto", "process"])
+@pytest.mark.parametrize("asked", ["retry", "snooze"])
+async def test_a_handler_that_asks_for_an_impossible_delay_fails_its_attempt_and_loses_no_job(
+    app: Penstock, asked: str, executor: Any
+) -> None:
+    app.job("fetch", max_attempts=3, backoff=Backoff(base=SOON), executor=executor)(too_soon)
+    async with running_worker(app, at_once=True):
+        record = await app.wait((await app.enqueue("fetch", asked)).id)
+    assert (record.status, record.attempt, record.snoozes) == (Status.SUCCEEDED, 3, 0)
+    assert [error["type"] for error in record.errors] == ["InvalidDelay"] * 2
+    word = "retry after" if asked == "retry" else "snooze for"
+    assert all(error["message"] == f"cannot {word} {timedelta(seconds=-1)!r}" for error in record.errors)
+
+
+def too_soon(job: Job[str]) -> None:
+    if job.attempt < 3:
+        raise Retry("away", after=-timedelta(seconds=1)) if job.data == "retry" else Snooze(-timedelta(seconds=1))
+
+
+async def test_a_settlement_with_an_impossible_delay_is_refused_and_changes_nothing(app: Penstock, sql: Sql) -> None:
+    await app.create_job_type("fetch")
+    id = (await app.enqueue("fetch")).id
+    (claimed,) = await sql.fetch("select id, attempt, lease from penstock.claim('w', '{fetch}', 1)")
+    for outcome in ("failed", "snoozed"):
+        for delay in (timedelta(seconds=-1), timedelta(days=367)):
+            with pytest.raises(asyncpg.PostgresError, match="cannot be retried or snoozed for") as refused:
+                await sql.fetch(
+                    "select penstock.settle($1, $2, $3, $4, null, $5)",
+                    [id],
+                    [claimed["attempt"]],
+                    [claimed["lease"]],
+                    [outcome],
+                    [delay],
+                )
+            assert refused.value.sqlstate == "PS400"
+    assert (await app.find(id)).status is Status.IN_PROGRESS
 
 
 def test_a_snooze_comes_out_of_a_process() -> None:

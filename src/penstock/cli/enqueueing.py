@@ -15,13 +15,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.backend import Backend, group_named, with_backend
-from penstock.cli.output import AsJson, err, moment, out, print_json, say, span
+from penstock.cli.output import AsJson, err, out, print_json, say
+from penstock.cli.times import TIME, moment, moment_in_file, span, span_in_file
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, NewJob, When, the_only
 
 _BATCH = 5_000
 _FIELDS = {field.name for field in fields(NewJob)}
-_PARSED = {"run_after": moment, "expires_at": moment, "time_limit": span, "unique_for": span}
+_PARSED = {"run_after": moment_in_file, "expires_at": moment_in_file, "time_limit": span_in_file, "unique_for": span_in_file}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,8 +39,8 @@ def enqueue(
     id: Annotated[str | None, typer.Option(help="Identity; the same id again is the same job.")] = None,
     key: Annotated[str | None, typer.Option(help="Whose job it is.")] = None,
     priority: Annotated[int, typer.Option(min=-100, max=100, help="Lower first.")] = 0,
-    run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
-    expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
+    run_after: Annotated[str | None, typer.Option(help=TIME)] = None,
+    expires_at: Annotated[str | None, typer.Option(help=TIME)] = None,
     unique: Annotated[str | None, typer.Option(help="Coalescing key.")] = None,
     unique_for: Annotated[str | None, typer.Option(help="Hold it for this time also when the job has ended, such as 1h.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, max=32_767, help="Instead of that of the job type.")] = None,
@@ -52,7 +53,7 @@ def enqueue(
     """Enqueue a job, or many from a file.
 
     A line of a file is an object with data and the options below, each optional, as in {"data": 1, "run_after": "+5m"}; the
-    options that are given here are for the lines that do not say otherwise.
+    options that are given here are for the lines that do not say otherwise. A time in a file has its zone: 2026-01-31T12:00:00Z.
     """
     job = NewJob(
         parse_json(data, "the payload") if data is not None else {},
@@ -143,10 +144,7 @@ def _job(line: bytes, number: int, defaults: NewJob) -> NewJob:
         )
     for name, parse in _PARSED.items():
         if said.get(name) is not None:
-            try:
-                said[name] = parse(str(said[name]))
-            except typer.BadParameter as error:
-                raise InvalidInput(f"line {number}: {error}") from None
+            said[name] = parse(f"line {number}: {name}", str(said[name]))
     if said.get("group") is not None:
         try:
             said["group"] = UUID(str(said["group"]))

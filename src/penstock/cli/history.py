@@ -12,7 +12,8 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.backend import database_app, with_database
-from penstock.cli.output import AsJson, holding, out, print_json, print_table, say, span
+from penstock.cli.output import AsJson, holding, out, print_json, print_table, say
+from penstock.cli.times import span
 from penstock.history import lake_queries as lakes
 from penstock.history.delta import DeltaLog
 from penstock.history.lake import Lake, known_lake

@@ -113,7 +113,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
     if steps_of_job and len(steps_of_job) == _MOST_STEPS:
         out.print(f"[bold]{'step':>14}[/bold]  more: penstock jobs steps {job.id}", highlight=False)
     for line in job.log:
-        out.print(f"[bold]{'log':>14}[/bold]  {line.at:%H:%M:%S} ({line.attempt})  {escape(line.line)}", highlight=False)
+        out.print(f"[bold]{'log':>14}[/bold]  {cell(line.at)} ({line.attempt})  {escape(line.line)}", highlight=False)
     for number, error in enumerate(job.errors, 1):
         out.print(f"[bold]{f'error {number}':>14}[/bold]  {escape(str(error.get('type')))}: {escape(str(error.get('message')))}")
         if trace := error.get("traceback"):

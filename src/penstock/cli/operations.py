@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.backend import Backend, group_named, with_backend
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.cli.times import local_time, shown
+from penstock.core.checks import parse_time
 from penstock.errors import InvalidInput
 from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
 
@@ -19,8 +22,14 @@ AllMatching = Annotated[bool, typer.Option("--all-matching", help="All jobs that
 Type = Annotated[str | None, typer.Option("--type", "-t", help="With --all-matching: only this job type.")]
 OfStatus = Annotated[str | None, typer.Option("--status", "-s", help="With --all-matching: only this status.")]
 Key = Annotated[str | None, typer.Option(help="With --all-matching: only this key.")]
-Since = Annotated[datetime | None, typer.Option(help="With --all-matching: enqueued (finished jobs: finished) not before, UTC.")]
-Until = Annotated[datetime | None, typer.Option(help="With --all-matching: enqueued (finished jobs: finished) before, UTC.")]
+_ITS_ZONE = " A time without a zone is one of the terminal's."
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help=f"With --all-matching: enqueued (finished jobs: finished) not before.{_ITS_ZONE}"),
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="TIME", help=f"With --all-matching: enqueued (finished jobs: finished) before.{_ITS_ZONE}")
+]
 OfWorkflow = Annotated[
     str | None, typer.Option("--workflow", "-w", help="With --all-matching: only children of this job group, by name or id.")
 ]
@@ -35,20 +44,26 @@ def on_all_matching(
 ) -> None:  # fmt: skip
     """Start an operation, or (dry run) preview it, and print what came of it. `workflow`: a job group, by name or id."""
 
-    async def run(backend: Backend) -> OperationRecord | OperationPreview:
+    async def run(backend: Backend) -> OperationRecord | tuple[JobFilter, OperationPreview]:
         wanted = filter if workflow is None else replace(filter, workflow=await group_named(backend, workflow))
         if dry_run:
-            return await backend.operations.preview(kind, wanted, priority=priority)
+            return wanted, await backend.operations.preview(kind, wanted, priority=priority)
         started = await backend.operations.start(kind, wanted, priority=priority)
         return await backend.operations.wait(started.id, timeout=_LONGEST_WAIT) if wait else started
 
     found = with_backend(run)
-    if as_json:
-        print_json(found)
-    elif isinstance(found, OperationPreview):
-        out.print(f"{kind} would apply to {'' if found.whole else 'at least '}{found.jobs} jobs", highlight=False)
-        for id in found.sample:
+    if isinstance(found, tuple):
+        wanted, preview = found
+        conditions = wanted.as_json()
+        if as_json:
+            print_json(asdict(preview) | {"kind": kind, "filter": conditions})
+            return
+        jobs = f"{'' if preview.whole else 'at least '}{preview.jobs} jobs"
+        out.print(f"{kind} would apply to {jobs}: {_as_text(conditions)}", highlight=False, markup=False, soft_wrap=True)
+        for id in preview.sample:
             out.print(f"  job_{id}", highlight=False)
+    elif as_json:
+        print_json(found)
     else:
         print_operation(found)
 
@@ -63,13 +78,11 @@ def require_one(id: str | None, all_matching: bool) -> None:
 
 
 def filter_of(
-    name: str | None, status: str | None, key: str | None, reason: str | None, error: str | None, since: datetime | None,
-    until: datetime | None, signature: str | None = None,
+    name: str | None, status: str | None, key: str | None, reason: str | None, error: str | None, since: str | None,
+    until: str | None, signature: str | None = None,
 ) -> JobFilter:  # fmt: skip
-    """The filter that the options of a command give. Their times are UTC."""
-    from datetime import UTC
-
-    begin, end = (time and time.replace(tzinfo=UTC) for time in (since, until))
+    """The filter that the options of a command give. Raises `typer.BadParameter` for a time that is none."""
+    begin, end = (None if text is None else local_time(text) for text in (since, until))
     return JobFilter(name, status, key, reason, error, begin, end, signature=signature)
 
 
@@ -144,4 +157,11 @@ def print_operation(record: OperationRecord) -> None:
 
 
 def _conditions(record: OperationRecord) -> str:
-    return ", ".join(f"{name} {value}" for name, value in record.filter.items())
+    return _as_text(record.filter)
+
+
+def _as_text(conditions: Mapping[str, Any]) -> str:
+    """The conditions of a filter, with its times in the zone of the terminal, which says the time that was meant."""
+    return ", ".join(
+        f"{name} {shown(parse_time(name, value)) if name in ('since', 'until') else value}" for name, value in conditions.items()
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.times import shown
 from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ def cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, datetime):
-        with suppress(OverflowError, ValueError, OSError):  # too near to the end of time for a time zone
-            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        return value.isoformat(" ")
+        return shown(value)
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g} s"
     if isinstance(value, bool):
@@ -125,25 +123,3 @@ def cell(value: Any) -> str:
     if is_dataclass(value) and not isinstance(value, type):  # such as a backoff
         return ", ".join(f"{field.name} {cell(getattr(value, field.name))}" for field in fields(value))
     return str(value)
-
-
-def span(text: str) -> timedelta:
-    """A span of time as people write it: 90, 90s, 5m, 2h, 30d."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        seconds = float(number) * units[unit]
-        return timedelta(seconds=seconds)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a span of time: write 90s, 5m, 2h or 30d") from None
-
-
-def moment(text: str) -> datetime | timedelta:
-    """A time: ISO 8601, or +SPAN from now."""
-    if text.startswith("+"):
-        return span(text[1:])
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a time: write 2026-01-31T12:00:00Z or +5m") from None
-    return time if time.tzinfo else time.astimezone()

@@ -25,8 +25,9 @@ from penstock.cli.autoscale import Autoscaler, parse_range
 from penstock.cli.backend import database_app, require_database
 from penstock.cli.http import serving_beside
 from penstock.cli.observing import Log, Metrics, check_log, measured_at, metrics_address
-from penstock.cli.output import AsJson, err, holding, out, print_json, say, span
+from penstock.cli.output import AsJson, err, holding, out, print_json, say
 from penstock.cli.replacing import MaxJobs, MaxMemory, ReplaceAfter, replace_after
+from penstock.cli.times import span
 from penstock.cli.worker_ends import EndedProcesses
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs

@@ -8,8 +8,9 @@ import typer
 
 from penstock.cli.backend import with_backend, with_pool
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, print_json, print_table, say, span
+from penstock.cli.output import AsJson, print_json, print_table, say
 from penstock.cli.pools import Key, Name, pool_commands
+from penstock.cli.times import span
 from penstock.errors import NotFound
 from penstock.pools.models import StandingState
 

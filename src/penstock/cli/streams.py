@@ -13,8 +13,10 @@ import typer
 from penstock.cli import writers
 from penstock.cli.backend import BackendStream, with_backend, with_stream
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, say
+from penstock.cli.output import AsJson, opened, out, print_json, print_table, say
+from penstock.cli.times import local_time, shown
 from penstock.cli.types import parse_options
+from penstock.core.checks import parse_time
 from penstock.errors import InvalidInput
 from penstock.streams.group_models import Lag, held_back
 from penstock.streams.models import Event, NewEvent, Start
@@ -127,7 +129,9 @@ def append(
 @app.command()
 def tail(
     name: Name,
-    start: Annotated[str, typer.Option("--from", help="earliest, latest, or a time.")] = "latest",
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, or a time, without a zone in that of the terminal.")
+    ] = "latest",
     partition: Partition = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many events.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
@@ -200,7 +204,10 @@ def lag(
 def reset(
     name: Name,
     group: Group,
-    to: Annotated[str, typer.Option(help="earliest, latest, a time, or an offset (with --partition).")],
+    to: Annotated[
+        str,
+        typer.Option(help="earliest, latest, a time (without a zone in that of the terminal), or an offset (with --partition)."),
+    ],
     partition: Partition = None,
 ) -> None:
     """Move a group to another place; its consumers go on from there."""
@@ -211,13 +218,16 @@ def reset(
                 raise InvalidInput("an offset needs its partition", hint="Give --partition.")
             offsets: Start = dict.fromkeys(partition, int(to))
         elif partition:
-            offsets = {at: offset for at, offset in (await stream.offsets_at(_start(to))).items() if at in partition}
+            offsets = {at: offset for at, offset in (await stream.offsets_at(start)).items() if at in partition}
         else:
-            offsets = _start(to)
+            offsets = start
         await stream.seek(group, offsets)
         return {lag.partition: lag.next for lag in await stream.lag(group) if not partition or lag.partition in partition}
 
+    start = "latest" if to.isdecimal() else _start(to)
     offsets = with_stream(name, run)
+    if isinstance(start, datetime):
+        out.print(f"{group} goes on with what was appended from {shown(start)} on", highlight=False, markup=False)
     print_table(["partition", "next"], list(offsets.items()), empty="nothing to move")
 
 
@@ -263,7 +273,7 @@ def _say_failing(lags: list[Lag]) -> None:
         if lag.failing_since is not None:
             out.print(
                 f"group {lag.group}: partition {lag.partition} fails at {lag.failing_offset} since"
-                f" {lag.failing_since.isoformat(' ', 'seconds')}, attempt {lag.failing_attempt} or later: {lag.failing_error}",
+                f" {shown(lag.failing_since)}, attempt {lag.failing_attempt} or later: {lag.failing_error}",
                 highlight=False, markup=False, soft_wrap=True,
             )  # fmt: skip
 
@@ -283,12 +293,12 @@ def _start(text: str) -> Start:
     if text in named:
         return named[text]
     try:
-        time = datetime.fromisoformat(text)
+        datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
             f"cannot start at {text!r}: write earliest, latest, or a time such as 2026-01-31T12:00:00Z"
         ) from None
-    return time if time.tzinfo else time.astimezone()
+    return local_time(text)
 
 
 def _show(event: Event[Any], as_json: bool) -> None:
@@ -309,8 +319,5 @@ def _event(line: bytes, number: int) -> NewEvent[Any]:
         found = f"the field {unknown[0]!r}" if isinstance(fields, dict) else type(fields).__name__
         raise InvalidInput(f"line {number} has {found}", hint=f"A line is an object with {', '.join(sorted(_FIELDS))}.")
     if fields.get("time") is not None:
-        try:
-            fields["time"] = moment(str(fields["time"]))
-        except typer.BadParameter as error:
-            raise InvalidInput(f"line {number}: {error}") from None
+        fields["time"] = parse_time(f"line {number}: time", str(fields["time"]))
     return NewEvent(**{"data": None, **fields})

@@ -10,7 +10,8 @@ import typer
 
 from penstock.cli.backend import BackendTopic, with_backend, with_topic
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, opened, out, pass_on_json, print_json, print_table, span
+from penstock.cli.output import AsJson, opened, out, pass_on_json, print_json, print_table
+from penstock.cli.times import TIME, moment, moment_in_file, span
 from penstock.errors import InvalidInput
 from penstock.topics.models import NewMessage
 
@@ -61,15 +62,15 @@ def publish(
     id: Annotated[str | None, typer.Option(help="Identity; the same id again is the same message.")] = None,
     key: Annotated[str | None, typer.Option(help="Key of the copies.")] = None,
     unique: Annotated[str | None, typer.Option(help="Coalescing key, for each subscriber.")] = None,
-    run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
-    expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
+    run_after: Annotated[str | None, typer.Option(help=TIME)] = None,
+    expires_at: Annotated[str | None, typer.Option(help=TIME)] = None,
     wait: Annotated[str | None, typer.Option(help="Wait so long for all receivers, and show their outcomes: 30s.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a message, or many from a file, to all subscribers of a topic.
 
     With --wait the exit code is 1 unless all of them succeeded. A line of a file is an object with data, id, key, unique,
-    run_after, expires_at, each optional.
+    run_after, expires_at, each optional; times have their zone: 2026-01-31T12:00:00Z.
     """
     if file is not None:
         if data is not None or id or key or unique or run_after or expires_at or wait:
@@ -205,8 +206,5 @@ def _message(line: bytes, number: int) -> NewMessage[Any]:
         raise InvalidInput(f"line {number} has {found}", hint=f"A line is an object with {', '.join(sorted(_FIELDS))}.")
     for field in ("run_after", "expires_at"):
         if fields.get(field) is not None:
-            try:
-                fields[field] = moment(str(fields[field]))
-            except typer.BadParameter as error:
-                raise InvalidInput(f"line {number}: {error}") from None
+            fields[field] = moment_in_file(f"line {number}: {field}", str(fields[field]))
     return NewMessage(**{"data": {}, **fields})

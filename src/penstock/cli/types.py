@@ -10,7 +10,8 @@ import typer
 from penstock.app import Penstock
 from penstock.cli.backend import Backend, with_backend, with_database
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, say, span
+from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, say
+from penstock.cli.times import span
 from penstock.errors import NotFound
 from penstock.jobs.records import HandlerRecord, JobTypeRecord
 

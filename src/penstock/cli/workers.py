@@ -8,6 +8,7 @@ import typer
 
 from penstock.cli.backend import with_backend
 from penstock.cli.output import AsJson, pass_on_json, print_json, print_table, say
+from penstock.cli.times import shown
 
 if TYPE_CHECKING:
     from penstock.worker.fleets import WorkerRecord
@@ -76,7 +77,7 @@ def _works_on(worker: WorkerRecord) -> list[str]:
 def _blocked(worker: WorkerRecord) -> str | None:
     if worker.blocked_since is None:
         return None
-    return f"{worker.blocked_by or 'something'} since {worker.blocked_since.astimezone():%H:%M:%S}"
+    return f"{worker.blocked_by or 'something'} since {shown(worker.blocked_since)}"
 
 
 @app.command()

@@ -13,6 +13,7 @@ import httpx
 import orjson
 
 from penstock.client.answers import error_of
+from penstock.core.checks import check_moment
 from penstock.errors import InvalidInput
 
 T = TypeVar("T")
@@ -92,12 +93,12 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def at(time: datetime | timedelta | None) -> datetime | None:
-    """A time, from a time or a span from now by the clock here."""
+def at(what: str, time: datetime | timedelta | None) -> datetime | None:
+    """A time, from a time or a span from now by the clock here. Raises `InvalidInput` for a time without a zone."""
+    if time is not None:
+        check_moment(what, time)
     if isinstance(time, timedelta):
         return datetime.now().astimezone() + time
-    if time is not None and time.tzinfo is None:
-        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a span of time.")
     return time
 
 

@@ -98,7 +98,7 @@ def body_of(job: NewJob) -> dict[str, Any]:
 
 def _options(job: NewJob) -> dict[str, Any]:
     fields: dict[str, Any] = {"key": job.key, "priority": job.priority or None, "unique": job.unique}
-    fields |= {"run_after": at(job.run_after), "expires_at": at(job.expires_at)}
+    fields |= {"run_after": at("run_after", job.run_after), "expires_at": at("expires_at", job.expires_at)}
     for name, value in job.own.items():
         if name == "group":
             value = str(group_id(value))

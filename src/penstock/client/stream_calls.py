@@ -13,6 +13,7 @@ import orjson
 
 from penstock.client.answers import json_of, outcomes_of, reader, time_of
 from penstock.client.call import Call, quoted, seconds_of
+from penstock.core.checks import check_time
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
@@ -121,7 +122,7 @@ def lag(name: str, group: str | None) -> Call[list[Lag]]:
 def seek(name: str, group: str, to: str | datetime | Mapping[int, int]) -> Call[int]:
     """Move a group."""
     if isinstance(to, datetime):
-        body: dict[str, Any] = {"time": to}
+        body: dict[str, Any] = {"time": check_time("the position to start at", to)}
     elif isinstance(to, Mapping):
         body = {"offsets": {str(partition): offset for partition, offset in to.items()}}
     else:
@@ -245,5 +246,5 @@ def _line(event: NewEvent[Any]) -> bytes:
     if event.headers:
         fields["headers"] = dict(event.headers)
     if event.time is not None:
-        fields["time"] = event.time
+        fields["time"] = check_time("time of an event", event.time)
     return orjson.dumps(fields)

@@ -11,6 +11,7 @@ import orjson
 
 from penstock.client.answers import json_of, outcomes_of, reader
 from penstock.client.call import Call, quoted
+from penstock.core.checks import check_moment
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.jobs.models import make_id
@@ -46,8 +47,8 @@ def publish(
     """Publish. The id is made here, so that it can be repeated."""
     new_id = make_id() if id is None else parse_id(id)
     body = {
-        "data": {} if data is None else data, "id": str(new_id), "unique": unique, "run_after": _moment(run_after),
-        "expires_at": _moment(expires_at), "background": background, "timeout": f"{timeout_s:.3f}s", "key": key,
+        "data": {} if data is None else data, "id": str(new_id), "unique": unique, "run_after": _moment("run_after", run_after),
+        "expires_at": _moment("expires_at", expires_at), "background": background, "timeout": f"{timeout_s:.3f}s", "key": key,
     }  # fmt: skip
     return Call(
         "POST", path_of(topic, "messages"), reader(Published), {name: value for name, value in body.items() if value is not None}
@@ -101,11 +102,13 @@ def _line(message: NewMessage[Any]) -> bytes:
     fields = {
         "data": orjson.Fragment(dump_json(message.data, "a message")),
         "id": str(make_id() if message.id is None else parse_id(message.id)),
-        "unique": message.unique, "run_after": _moment(message.run_after), "expires_at": _moment(message.expires_at),
-        "key": message.key,
+        "unique": message.unique, "run_after": _moment("run_after", message.run_after),
+        "expires_at": _moment("expires_at", message.expires_at), "key": message.key,
     }  # fmt: skip
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})
 
 
-def _moment(given: datetime | timedelta | None) -> Any:
+def _moment(what: str, given: datetime | timedelta | None) -> Any:
+    if given is not None:
+        check_moment(what, given)
     return given.total_seconds() if isinstance(given, timedelta) else given

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +16,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LONGEST_SPAN = timedelta(days=366_000)
 """The longest span of time from now: a thousand years, which PostgreSQL and Python can both add to a time."""
+ZONED = "Write it with its zone, such as 2026-01-31T12:00:00Z or 2026-01-31T13:00:00+01:00."
+"""The hint of errors about a text that is not a time, or has no zone."""
 # As the database checks it. Which characters beyond ASCII are white space is for the database to say.
 _NAME = re.compile(r"(?![.]{1,2}$)[^\s/\x00-\x1f\x7f]+", re.ASCII)
 
@@ -174,6 +176,24 @@ def check_time(what: str, value: Any) -> datetime:
     if value.utcoffset() is None:
         raise InvalidInput(f"{what} has no time zone: {value!r}", hint="Use datetime.now(UTC).")
     return value
+
+
+def parse_time(what: str, text: str) -> datetime:
+    """A time in ISO 8601 with its zone, in UTC. Only a terminal reads one without a zone, see `penstock.cli.times`.
+
+    Raises:
+        InvalidInput: The text is not a time, or has no zone, or is before the year 1 or after 9999 in UTC.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"{what} is not a time: {text!r:.100}", hint=ZONED) from None
+    if time.utcoffset() is None:
+        raise InvalidInput(f"{what} has no time zone: {text!r:.100}", hint=ZONED)
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInput(f"{what} is out of range: {text!r:.100}", hint="Times lie in the years 1 to 9999.") from None
 
 
 def check_moment(what: str, value: Any) -> None:

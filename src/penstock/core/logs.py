@@ -22,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -194,6 +195,10 @@ def guarded(target: Callable[..., None], *arguments: Any) -> None:
 
 class Formatter(logging.Formatter):
     """Formats records of the standard library's loggers (uvicorn, asyncio, aiohttp) without the values of their exceptions."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - as the library has it
+        """The time with its zone, as structlog writes it."""
+        return f"{datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None).isoformat()}Z"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is the library's
         """See `logging.Formatter`."""

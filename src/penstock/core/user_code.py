@@ -22,7 +22,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from penstock.core.serialization import plain_text
-from penstock.errors import Fail, InvalidInput, KeyMissing, PenstockError, Retry, Snooze
+from penstock.errors import Fail, InvalidDelay, InvalidInput, KeyMissing, PenstockError, Retry, Snooze
 
 _LONGEST_MESSAGE = 2_000
 _NOT_RUN = {CoroutineType: "a coroutine", GeneratorType: "a generator", AsyncGeneratorType: "an async generator"}
@@ -99,8 +99,11 @@ def verdict_of(error: BaseException) -> BaseException:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether a further attempt cannot help. Another worker may have a key that is missing here, or this one may get it."""
-    return isinstance(error, (Fail, InvalidInput)) and not isinstance(error, KeyMissing)
+    """Whether a further attempt cannot help.
+
+    Another worker may have a key that is missing here, or this one may get it. The next attempt may compute a possible delay.
+    """
+    return isinstance(error, (Fail, InvalidInput)) and not isinstance(error, (InvalidDelay, KeyMissing))
 
 
 def _weight(error: BaseException) -> tuple[int, timedelta]:

@@ -11,13 +11,16 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Raw, Struct
 
+from penstock.core.checks import ZONED, parse_time
 from penstock.core.serialization import storable
+from penstock.errors import InvalidInput
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, too_large
 from penstock.jobs.models import MOST_AFTER, OWN_FIELDS, OWN_OPTIONS
 
 LARGEST_DATA = 102_400
 DATA_TOO_LARGE = "Data parameter is too large (100KB max)"
 NOTHING = Raw(b"")
+_TIMES = ("run_after", "expires_at")
 _SPANS = tuple(field for name, field in OWN_FIELDS.items() if OWN_OPTIONS[name] is timedelta)
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _WORD = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,255}")
@@ -124,7 +127,7 @@ def new_job(body: bytes, instance: str) -> tuple[NewJobBody, str]:
         parsed = _new_job(body)
         data = bytes(parsed.data).decode()
     except _BAD:
-        raise bad_json() from None
+        raise bad_json(_wrong_time(body)) from None
     check_fields(parsed)
     if not data:
         raise missing("data", instance)
@@ -148,7 +151,7 @@ def pool_job(body: bytes) -> tuple[BatchLine, str, str | None]:
         parsed = _line(body)
         data = bytes(parsed.data).decode()
     except _BAD:
-        raise bad_json() from None
+        raise bad_json(_wrong_time(body)) from None
     check_fields(parsed)
     return parsed, data or "{}", parsed.id
 
@@ -186,15 +189,30 @@ def check_fields(job: NewJobBody) -> None:
     for name, word in (("key", job.key), ("unique", job.unique)):
         if word is not None and not _WORD.fullmatch(word):
             raise invalid_parameter(f"Invalid {name}", detail="Write 1 to 255 characters without control characters.")
-    try:
-        for field in ("run_after", "expires_at"):
-            if (time := getattr(job, field)) is not None:
-                if time.tzinfo is None:
-                    raise bad_json()
+    for field in _TIMES:
+        if (time := getattr(job, field)) is not None:
+            if time.tzinfo is None:
+                raise invalid_parameter(f"Invalid {field}: {time.isoformat()} has no time zone", detail=ZONED)
+            try:
                 # The first and the last moment that Python knows stand for no end to the driver.
                 setattr(job, field, min(max(time.astimezone(UTC), _FIRST), _LAST))
-    except OverflowError:
-        raise bad_json() from None
+            except OverflowError:
+                raise bad_json(f"{field} is out of range: {time.isoformat()}. Times lie in the years 1 to 9999.") from None
+
+
+def _wrong_time(body: bytes) -> str | None:
+    """Which field of a job is text that is not a time; None when the body is wrong in another way."""
+    try:
+        parts = _any(folded(body))
+    except _BAD:
+        return None
+    for field in _TIMES:
+        if isinstance(text := parts.get(field), str):
+            try:
+                parse_time(field, text)
+            except InvalidInput as error:
+                return f"{error.message}. {error.hint}"
+    return None
 
 
 def _check_after(job: NewJobBody) -> None:

@@ -74,9 +74,10 @@ class ApiError(PenstockError):
         return orjson.dumps(self.as_dict(), option=orjson.OPT_APPEND_NEWLINE)
 
 
-def bad_json() -> ApiError:
-    """The body is not the JSON that the route takes."""
-    return ApiError(400, "invalid_request", "Invalid request: bad JSON. Double check the types of the fields you sent")
+def bad_json(detail: str | None = None) -> ApiError:
+    """The body is not the JSON that the route takes; `detail` says which field is wrong, where that is known."""
+    title = "Invalid request: bad JSON. Double check the types of the fields you sent"
+    return ApiError(400, "invalid_request", title, detail=detail)
 
 
 def missing(field: str, instance: str) -> ApiError:

@@ -29,6 +29,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from penstock.core.checks import ZONED
 from penstock.core.records import to_json
 from penstock.core.serialization import check_numbers
 from penstock.core.tracing import valid_traceparent
@@ -412,8 +413,13 @@ async def limited_body(request: Request) -> bytes:
 
 def unfit(error: ValidationError, path: str) -> ApiError:
     """The answer to a body that does not fit its model."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    first = found[0]
     if first["type"] == "json_invalid":
         return bad_json()
+    # A field that takes seconds as well has an error for each of the two.
+    if (unzoned := next((one for one in found if one["type"] == "timezone_aware"), None)) is not None:
+        field = ".".join(str(part) for part in unzoned["loc"] if "datetime" not in str(part))
+        return invalid_parameter(f"Invalid {field}: it has no time zone", path, ZONED)
     place = ".".join(str(part) for part in first["loc"])
     return invalid_parameter(f"Invalid {place or 'body'}: {first['msg']}", path)

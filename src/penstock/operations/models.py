@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import ConfigDict, Field
 
+from penstock.core.checks import check_time
 from penstock.core.records import example
 from penstock.errors import InvalidInput
 from penstock.jobs.models import GroupReference, group_id
@@ -60,7 +61,7 @@ class JobFilter:
         """The filter in the form that the SQL functions accept.
 
         Raises:
-            InvalidInput: A time has no offset from UTC, or `workflow` is no job group.
+            InvalidInput: `since` or `until` is not a datetime with a time zone, or `workflow` is no job group.
         """
         conditions: dict[str, str] = {}
         for name in ("name", "status", "key", "reason", "error", "signature"):
@@ -68,11 +69,7 @@ class JobFilter:
                 conditions[name] = str(value)
         for name in ("since", "until"):
             if (time := getattr(self, name)) is not None:
-                if time.tzinfo is None:
-                    raise InvalidInput(
-                        f"{name} has no time zone: {time}", hint="For example: datetime.now(UTC) - timedelta(hours=1)"
-                    )
-                conditions[name] = time.isoformat()
+                conditions[name] = check_time(name, time).isoformat()
         if self.workflow is not None:
             conditions["workflow"] = str(group_id(self.workflow, "workflow"))
         return conditions

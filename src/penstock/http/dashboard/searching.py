@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from urllib.parse import urlencode
 from uuid import UUID
 
+from penstock.core.checks import parse_time
 from penstock.errors import InvalidInput
 from penstock.http.dashboard.queries import JobSearch
 from penstock.jobs.records import Status, parse_id
@@ -117,10 +118,4 @@ def _group(given: str | None) -> UUID | None:
 
 
 def _time(given: str | None, name: str) -> datetime | None:
-    if given is None:
-        return None
-    try:
-        time = datetime.fromisoformat(given)
-    except ValueError:
-        raise InvalidInput(f"{name} is no time: {given[:100]!r}", hint="Write 2026-01-11T18:26 (UTC).") from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return None if given is None else parse_time(name, given)

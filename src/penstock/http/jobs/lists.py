@@ -13,8 +13,9 @@ from uuid import UUID
 
 from fastapi import Depends, Query, Request, Response
 
-from penstock.core.checks import did_you_mean
+from penstock.core import checks
 from penstock.core.records import to_json
+from penstock.errors import InvalidInput
 from penstock.http import shapes
 from penstock.http.auth import Principal
 from penstock.http.errors import ApiError, invalid_parameter, no_such_type, not_found
@@ -185,7 +186,7 @@ async def _require_type(database: Database, user: Principal, name: str) -> None:
     """Raise `ApiError` unless there is this job type, or a finished job of it. Only names that the user may see are suggested."""
     known = [type.name for type in await type_queries.job_types(database)]
     if name not in known and not await http.page_of_jobs(database, archived=True, names=[name], limit=1):
-        raise no_such_type(name, did_you_mean(name, filter(user.may, known)))
+        raise no_such_type(name, checks.did_you_mean(name, filter(user.may, known)))
 
 
 def _limit(given: str | None) -> int:
@@ -206,18 +207,14 @@ def _bad(title: str) -> ApiError:
 
 
 def parse_time(given: str | None, name: str) -> datetime | None:
-    """A time of a query. Raises `ApiError`."""
+    """A time of a query. Raises `ApiError` for one that is none, or has no zone."""
     if given is None:
         return None
     try:
         # A plus sign that was not escaped arrives as a space.
-        time = datetime.fromisoformat(given.strip().replace(" ", "+") if "T" in given else given)
-        if time.tzinfo is None:
-            raise ValueError(given)
-        time = time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise invalid_parameter(f"Invalid {name}: {given[:100]}", detail="Write a time such as 2026-01-11T18:26:26Z") from None
-    return time
+        return checks.parse_time(name, given.strip().replace(" ", "+") if "T" in given else given)
+    except InvalidInput as error:
+        raise invalid_parameter(f"Invalid {name}: {error.message}", detail=error.hint) from None
 
 
 def _cursor(last: tuple[UUID, datetime]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from penstock.core.records import example
 from penstock.errors import NotFound
@@ -44,8 +43,8 @@ class Conditions(BaseModel):
     key: str | None = None
     reason: str | None = None
     error: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
     workflow: UUID | None = None
     signature: str | None = None
 

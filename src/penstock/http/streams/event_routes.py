@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterator
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Header, Query, Request, Response
 
+from penstock.core.checks import parse_time
 from penstock.core.records import raw_list
 from penstock.errors import InvalidInput, OffsetGone, PenstockError
 from penstock.http import bodies
@@ -253,17 +253,16 @@ async def _places(service: Service, name: str, start: str, bounds: dict[int, Bou
         # What is not named began later than the client looked last.
         return {at: given.get(at, found.first) for at, found in bounds.items()}
     try:
-        moment = datetime.fromisoformat(start)
-    except ValueError:
-        raise _bad_start(start) from None
-    if moment.tzinfo is None:
-        raise _bad_start(start)
+        moment = parse_time("the time", start)
+    except InvalidInput as error:
+        raise _bad_start(error.message) from None
     return await streams.offsets_at(service.database, name, moment)
 
 
-def _bad_start(start: str) -> ApiError:
+def _bad_start(what: str) -> ApiError:
     return invalid_parameter(
-        f"Invalid from: {start[:100]}", detail="Write latest, earliest, a time such as 2026-01-31T12:00:00Z, or 0:17,1:5"
+        f"Invalid from: {what[:150]}",
+        detail="Write latest, earliest, a time with its zone such as 2026-01-31T12:00:00Z, or 0:17,1:5",
     )
 
 

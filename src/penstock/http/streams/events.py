@@ -18,6 +18,7 @@ import msgspec
 import orjson
 from msgspec import Raw, Struct
 
+from penstock.core.checks import ZONED
 from penstock.core.serialization import load_json, storable
 from penstock.errors import InvalidInput, Unreadable
 from penstock.http.bodies import NOTHING
@@ -167,7 +168,7 @@ def read_event(record: StreamRecord, line: bytes) -> Given:
         raise ApiError(400, "invalid_request", f"That is not an event: {error}", in_body=True) from None
     what = f"an event of {record.name}"
     if event.time is not None and event.time.tzinfo is None:
-        raise InvalidInput(f"{event.time.isoformat()} has no time zone", hint="Write 2026-01-31T12:00:00Z.")
+        raise InvalidInput(f"time has no time zone: {event.time.isoformat()}", hint=ZONED)
     if event.key is not None and "\x00" in event.key:
         raise InvalidInput("the key contains the character U+0000", hint="PostgreSQL cannot store it.")
     if headers and headers != "null" and not headers.startswith("{"):

@@ -13,6 +13,7 @@ import msgspec
 from fastapi import Request, Response
 from msgspec import Raw, Struct
 
+from penstock.core.checks import ZONED
 from penstock.core.serialization import storable
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.http.errors import ApiError
@@ -79,16 +80,18 @@ def _read(traceparent: str | None, line: bytes) -> _New:
         if key is not None and "\x00" in key:
             raise InvalidInput(f"the {what} contains the character U+0000", hint="PostgreSQL cannot store it.")
     id = message.id or make_id()
-    run_after, expires_at = _moment(message.run_after), _moment(message.expires_at)
+    run_after, expires_at = _moment("run_after", message.run_after), _moment("expires_at", message.expires_at)
     payload = storable(data, "the message") if data else "{}"
     return _New(id, topics.publish_document(payload, id, message.unique, run_after, expires_at, traceparent, message.key))
 
 
-def _moment(given: float | datetime | None) -> datetime | timedelta | None:
+def _moment(what: str, given: float | datetime | None) -> datetime | timedelta | None:
     if isinstance(given, float):
         if not 0 <= given <= _LONGEST_SPAN_S:
-            raise InvalidInput(f"{given:g} is not a number of seconds from now", hint="Use 0 to 2,678,400, or a time.")
+            raise InvalidInput(
+                f"{what} is not a number of seconds from now: {given:g}", hint="Use 0 to 2,678,400, or a time with its zone."
+            )
         return timedelta(seconds=given)
     if given is not None and given.tzinfo is None:
-        raise InvalidInput(f"{given.isoformat()} has no time zone", hint="Write 2026-01-31T12:00:00Z.")
+        raise InvalidInput(f"{what} has no time zone: {given.isoformat()}", hint=ZONED)
     return given

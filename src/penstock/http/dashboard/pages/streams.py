@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from penstock.core.checks import parse_time
 from penstock.core.serialization import load_json
 from penstock.errors import InvalidInput, NotFound, OffsetGone, Unreadable
 from penstock.http.auth import Role
@@ -277,12 +278,7 @@ async def wanted_offsets(view: View, name: str, bounds: Mapping[int, Bounds], gi
 
 
 async def _offsets_at(view: View, name: str, given: str) -> dict[int, int]:
-    try:
-        time = datetime.fromisoformat(given)
-    except ValueError:
-        raise InvalidInput(f"no time: {given[:100]!r}", hint="Write 2026-01-11T18:26 (UTC).") from None
-    moment = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    return await view.read(streams.offsets_at, name, moment)
+    return await view.read(streams.offsets_at, name, parse_time("time", given))
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ function times(root) {
     const moment = new Date(time.dateTime);
     const text = ago(moment, now);
     if (time.textContent !== text) time.textContent = text;
-    const title = moment.toLocaleString();
+    const title = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
     if (time.title !== title) time.title = title;
   }
 }

@@ -222,6 +222,26 @@ end
 $$;
 comment on function penstock.check_times(timestamptz[]) is 'Raises PS400 unless these times are such that every client can read them.';
 
+create or replace function penstock.zoned_time(p_text text, p_what text)
+returns timestamptz
+language plpgsql
+stable
+strict
+as $$
+begin
+    -- Infinity is for check_times to refuse, which says why.
+    if p_text !~ '^([0-9]{4,6}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2}){0,2})|[+-]?infinity)$' then
+        raise exception '% %: %', p_what,
+            case when p_text ~ '^[0-9]{4,6}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?)?$' then 'has no time zone' else 'is not a time' end,
+            left(p_text, 100)
+            using errcode = 'PS400', hint = 'Write it with its zone, such as "2026-01-31T12:00:00Z" or "2026-01-31T13:00:00+01:00".';
+    end if;
+    return p_text::timestamptz;
+end
+$$;
+comment on function penstock.zoned_time(text, text) is
+    'A time that is written in a document, in ISO 8601 with its zone. Raises PS400 for one without a zone, which would be another time in each session, and for what is not a time. p_what: its name, for the message.';
+
 create or replace function penstock.shown_time(p_time timestamptz)
 returns timestamptz
 language sql

@@ -1,17 +1,17 @@
 -- Enqueue for clients without arrays: many jobs as one JSON document.
 
-create or replace function penstock.moment(p_time jsonb)
+create or replace function penstock.moment(p_time jsonb, p_what text)
 returns timestamptz
 language sql
 stable
 as $$
     select case jsonb_typeof(p_time)
         when 'number' then penstock.clock() + make_interval(secs => p_time::double precision)
-        else (p_time #>> '{}')::timestamptz
+        else penstock.zoned_time(p_time #>> '{}', p_what)
     end
 $$;
-comment on function penstock.moment(jsonb) is
-    'Converts a time in JSON: text, or a number of seconds from now, so that only the clock of the database counts.';
+comment on function penstock.moment(jsonb, text) is
+    'Converts a time in JSON: text with its zone, or a number of seconds from now, so that only the clock of the database counts. p_what: its name, for messages.';
 
 create or replace function penstock.enqueue_json(p_name text, p_jobs jsonb)
 returns table (ordinal integer, id uuid, outcome text)
@@ -31,8 +31,8 @@ begin
             array_agg(coalesce(regexp_replace(job ->> 'id', '^job_', '')::uuid, penstock.new_id()) order by place) as ids,
             array_agg(job ->> 'key' order by place) as keys,
             array_agg((job ->> 'priority')::smallint order by place) as priorities,
-            array_agg(penstock.moment(job -> 'run_after') order by place) as run_after,
-            array_agg(penstock.moment(job -> 'expires_at') order by place) as expires_at,
+            array_agg(penstock.moment(job -> 'run_after', 'run_after') order by place) as run_after,
+            array_agg(penstock.moment(job -> 'expires_at', 'expires_at') order by place) as expires_at,
             array_agg(job ->> 'unique_key' order by place) as unique_keys,
             array_agg(
                 (
@@ -66,4 +66,4 @@ begin
 end
 $$;
 comment on function penstock.enqueue_json(text, jsonb) is
-    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit, unique_for, traceparent, after, when, group}, each optional; times are text, or numbers of seconds from now; a span is an interval, or a number of seconds.';
+    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit, unique_for, traceparent, after, when, group}, each optional; times are text with their zone, or numbers of seconds from now; a span is an interval, or a number of seconds.';

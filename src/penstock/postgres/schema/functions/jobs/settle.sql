@@ -120,6 +120,10 @@ begin
         raise exception 'a job cannot be retried or snoozed for %', (select max(given) from unnest(p_retry_after) as given)
             using errcode = 'PS400', hint = 'Run it again after at most 366 days; null is the backoff of its type.';
     end if;
+    if interval '0' > any (p_retry_after) then
+        raise exception 'a job cannot be retried or snoozed for %', (select min(given) from unnest(p_retry_after) as given)
+            using errcode = 'PS400', hint = 'Run it again after no time or more; null is the backoff of its type.';
+    end if;
     if p_details is not null then
         perform penstock.check_each_json(p_details, 'a result or an error');
         if penstock.any_encrypted(p_ids) then

@@ -56,7 +56,8 @@ begin
     end if;
     begin
         perform (p_filter ->> 'workflow')::uuid;
-        perform penstock.check_times(array[(p_filter ->> 'since')::timestamptz, (p_filter ->> 'until')::timestamptz]);
+        -- Each later batch reads them again, in a session of its own.
+        perform penstock.check_times(array[penstock.zoned_time(p_filter ->> 'since', 'since'), penstock.zoned_time(p_filter ->> 'until', 'until')]);
     exception
         when data_exception then
             raise exception 'since or until is not a time, or workflow is not the id of a job group'

@@ -108,7 +108,7 @@ begin
             coalesce(array_agg(decode(event ->> 'bytes', 'base64') order by place), '{}'),
             array_agg(event ->> 'key' order by place),
             array_agg(nullif(event -> 'headers', 'null')::json order by place),
-            array_agg((event ->> 'time')::timestamptz order by place)
+            array_agg(penstock.zoned_time(event ->> 'time', 'time') order by place)
         into data, bytes, keys, headers, times
         from jsonb_array_elements(p_events) with ordinality as given (event, place);
     exception

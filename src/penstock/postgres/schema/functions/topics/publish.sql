@@ -345,8 +345,8 @@ begin
             array_agg(coalesce(message -> 'data', '{}') order by place) as data,
             array_agg((message ->> 'id')::uuid order by place) as ids,
             array_agg(message ->> 'unique_key' order by place) as unique_keys,
-            array_agg(penstock.moment(message -> 'run_after') order by place) as run_after,
-            array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at,
+            array_agg(penstock.moment(message -> 'run_after', 'run_after') order by place) as run_after,
+            array_agg(penstock.moment(message -> 'expires_at', 'expires_at') order by place) as expires_at,
             array_agg(message ->> 'traceparent' order by place) as traceparents,
             array_agg(message ->> 'key' order by place) as keys
         into given
