@@ -170,7 +170,13 @@ def slots_moved_first() -> None:
     taken = itertools.count(1)
 
     async def moved_first(
-        database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime, key: str | None = None
+        database: Database,
+        name: str,
+        spec: str,
+        due_at: datetime,
+        run_at: datetime | None,
+        next_at: datetime,
+        key: str | None = None,
     ) -> UUID | None:
         if not await database.fetchval(_MOVE, name, due_at, run_at, next_at, None):
             return None
@@ -186,7 +192,13 @@ def runs_with_ids_of_their_own() -> None:
     taken = itertools.count(1)
 
     async def enqueued_first(
-        database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime, key: str | None = None
+        database: Database,
+        name: str,
+        spec: str,
+        due_at: datetime,
+        run_at: datetime | None,
+        next_at: datetime,
+        key: str | None = None,
     ) -> UUID | None:
         if not await database.fetchval(_DUE, name, due_at):
             return None

@@ -30,11 +30,17 @@ def perhaps_die(share: float) -> None:
 
 
 async def enqueue_and_die(
-    database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime, key: str | None = None
+    database: Database,
+    name: str,
+    spec: str,
+    due_at: datetime,
+    run_at: datetime | None,
+    next_at: datetime,
+    key: str | None = None,
 ) -> UUID | None:
     """Die before, during or after the call that takes a slot."""
     perhaps_die(0.04)
-    call = asyncio.create_task(enqueue_run(database, name, due_at, run_at, next_at, key))
+    call = asyncio.create_task(enqueue_run(database, name, spec, due_at, run_at, next_at, key))
     await asyncio.wait([call], timeout=chance.uniform(0, 0.01))
     perhaps_die(0.06)
     run = await call

@@ -122,7 +122,7 @@ async def test_a_schedule_whose_run_id_is_taken_goes_on(app: Penstock, sql: Sql,
     due = await sql.fetchval("select next_at from penstock.schedules")
     id = await sql.fetchval("select penstock.run_id('report', $1)", due)
     await take(sql, id, state)
-    run = await sql.fetchval("select penstock.enqueue_run('report', $1, $1, $2)", due, due + timedelta(minutes=1))
+    run = await sql.fetchval("select penstock.enqueue_run('report', '60', $1, $1, $2)", due, due + timedelta(minutes=1))
     assert run not in (None, id)
     assert await sql.fetchval("select name from penstock.queued_jobs where id = $1", run) == "report"
     assert await sql.fetchval("select job_id from penstock.schedules") == run
@@ -136,7 +136,7 @@ async def test_a_slot_that_has_its_run_gets_no_other_one(app: Penstock, sql: Sql
         " values ('report', 'every', '60', 'job', now() - interval '1 minute', now())"
     )
     due = await sql.fetchval("select next_at from penstock.schedules")
-    enqueue = "select penstock.enqueue_run('report', $1, $1, $2)"
+    enqueue = "select penstock.enqueue_run('report', '60', $1, $1, $2)"
     run = await sql.fetchval(enqueue, due, due + timedelta(minutes=1))
     [job] = await sql.fetch("select * from penstock.claim('w', '{report}', 1)")
     await sql.execute("select penstock.settle(array[$1::uuid], array[1::smallint], array[$2::bigint])", run, job["lease"])

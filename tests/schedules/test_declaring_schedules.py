@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock import InvalidInput, LeaderTask, Penstock, Schedule, Tick
-from penstock.schedules.schedule import Every
+from penstock.schedules.times import Every
 from penstock.testing import running_worker
 from tests.command_line import penstock
 from tests.waiting import eventually

@@ -76,7 +76,7 @@ async def test_a_request_outlives_the_worker_that_took_it(app: Penstock, url: st
     await app.run_schedule("sweep")
     with pytest.raises(Conflict):
         await app.run_schedule("sweep")
-    taken = await sql.fetchrow("select * from penstock.take_schedule('sweep', 'dead', '100 milliseconds')")
+    taken = await sql.fetchrow("select * from penstock.take_schedule('sweep', '3600', 'dead', '100 milliseconds')")
     assert (taken["taken"], taken["requested"]) == (True, True)
     ticks: list[Tick] = []
     other = Penstock(url, settings=Settings(poll_interval=timedelta(milliseconds=50)))
@@ -138,7 +138,7 @@ async def test_failures_of_runs_in_place_are_counted(app: Penstock, sql: Sql, ou
     await sql.execute(LATER, "sweep", "in-place")
     for outcome in outcomes:
         await app.run_schedule("sweep")
-        due = await sql.fetchval("select due_at from penstock.take_schedule('sweep', 'w', '10 seconds')")
+        due = await sql.fetchval("select due_at from penstock.take_schedule('sweep', '3600', 'w', '10 seconds')")
         error = None if outcome is None else '{"type": "E"}'
         ended = "select penstock.end_schedule('sweep', 'w', $1, $1, now(), now(), $2::jsonb)"
         assert await sql.fetchval(ended, due, error)

@@ -141,7 +141,7 @@ async def test_no_run_is_enqueued_while_the_one_before_has_not_ended(app: Pensto
         assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 1
         assert (await record_of(app, "sweep")).last_outcome == "queued"
         # Not by another client of the protocol either.
-        take = "select penstock.enqueue_run(name, next_at, next_at, next_at + interval '1 second') from penstock.schedules"
+        take = "select penstock.enqueue_run(name, spec, next_at, next_at, next_at + interval '1 second') from penstock.schedules"
         assert await sql.fetchval(take) is None
         await app.resume("sweep")
         await eventually(lambda: len(ticks) >= 2, "the run that waited, and the one for the slots that passed")
@@ -156,7 +156,7 @@ async def test_a_slot_has_one_run_whatever_happens_to_its_row_and_the_clock(app:
     await app.types["sweep"].declare()
     slot = await sql.fetchval("select date_trunc('hour', now()) - interval '2 hours'")
     first = "select penstock.declare_schedule('sweep', 'every', '3600', $1, 'job')"
-    run = "select penstock.enqueue_run('sweep', $1, $1, $1::timestamptz + interval '1 hour')"
+    run = "select penstock.enqueue_run('sweep', '3600', $1, $1, $1::timestamptz + interval '1 hour')"
     await sql.execute(first, slot)
     id = await sql.fetchval(run, slot)
     # Another worker saw the same slot.
@@ -184,7 +184,7 @@ async def test_what_became_of_a_run_outlives_the_archive(app: Penstock, sql: Sql
     await app.declare()
     await sql.execute(DUE, "sweep", "job")
     due = await sql.fetchval("select next_at from penstock.schedules")
-    await sql.execute("select penstock.enqueue_run('sweep', $1, $1, $1::timestamptz + interval '1 hour')", due)
+    await sql.execute("select penstock.enqueue_run('sweep', '3600', $1, $1, $1::timestamptz + interval '1 hour')", due)
     await run_due_jobs(app)
     # Seen in the archive at once, and noted by the next worker.
     assert (await record_of(app, "sweep")).last_error == "ValueError: dust"
@@ -253,8 +253,22 @@ def test_what_cannot_be_a_schedule_is_refused() -> None:
         ("declare_schedule('a/b', 'every', '1', now())", "invalid name of a schedule: 'a/b'"),
         ("declare_schedule('a', 'every', '1', now(), 'often')", "unknown way to run a schedule: 'often'"),
         ("declare_schedule('a', 'every', '1', null, 'job')", "schedule a has no first time"),
-        ("enqueue_run('due', due.next_at, due.next_at, due.next_at)", "schedule due cannot run for"),
-        ("enqueue_run('due', due.next_at, now() + interval '1 day', now())", "schedule due cannot run for"),
+        ("enqueue_run('due', due.spec, due.next_at, due.next_at, due.next_at)", "schedule due cannot be due at"),
+        ("enqueue_run('due', due.spec, due.next_at, now() + interval '1 day', now())", "schedule due cannot run for"),
+        ("enqueue_run('due', due.spec, due.next_at, due.next_at, 'infinity')", "schedule due cannot be due at infinity"),
+        ("enqueue_run('due', due.spec, due.next_at, due.next_at - interval '1 s', now() + interval '1 day')", "cannot run for"),
+        ("end_schedule('due', 'w', due.next_at, due.next_at, due.next_at)", "schedule due cannot be due at"),
+        ("end_schedule('due', 'w', due.next_at, due.next_at - interval '1 s')", "schedule due cannot be due at"),
+        ("end_schedule('due', 'w', due.next_at, null)", "schedule due cannot be due at no time"),
+        ("declare_schedule('a', 'every', '1', 'infinity', 'job')", "schedule a cannot begin at infinity"),
+        ("declare_schedule('a', 'every', '1 hour', now(), 'job')", "invalid times of schedule a: 'every' '1 hour'"),
+        ("declare_schedule('a', 'every', '1e3', now(), 'job')", "invalid times of schedule a"),
+        ("declare_schedule('a', 'every', '0', now(), 'job')", "invalid times of schedule a"),
+        ("declare_schedule('a', 'every', '99999999999', now(), 'job')", "invalid times of schedule a"),
+        ("declare_schedule('a', 'every', null, now(), 'job')", "invalid times of schedule a: 'every' null"),
+        ("declare_schedule('a', 'cron', '0 4 * * *', now(), 'job')", "invalid times of schedule a"),
+        ("declare_schedule('a', 'cron', '@daily', now(), 'job')", "invalid times of schedule a"),
+        ("declare_schedule('a', 'weekly', '1', now(), 'job')", "invalid times of schedule a"),
         ("drop_schedule('none')", "no such schedule: none"),
     ],
 )

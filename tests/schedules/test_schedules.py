@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
@@ -14,6 +15,8 @@ import pytest
 from penstock import InvalidInput, Penstock, Tick
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.settings import Settings
+from penstock.testing import running_worker
+from penstock.worker.doctor import examine
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -192,3 +195,64 @@ def test_names_are_unique() -> None:
     app.timer(every=timedelta(seconds=1), name="a")(print)
     with pytest.raises(InvalidInput, match="twice"):
         app.cron("* * * * *", name="a")(print)
+
+
+async def test_a_schedule_runs_only_by_the_times_that_are_stored(url: str, sql: Sql) -> None:
+    old, new = Penstock(url), Penstock(url)
+    ran: Counter[tuple[str, bool]] = Counter()
+    for app, name, span in ((old, "old", 0.05), (new, "new", 0.06)):
+        for as_job in (True, False):
+
+            def beat(name: str = name, as_job: bool = as_job) -> None:
+                ran[name, as_job] += 1
+
+            app.timer(every=timedelta(seconds=span), name=f"beat-{as_job}", as_job=as_job)(beat)
+    async with old, new, running_worker(old):
+        await eventually(lambda: ran["old", True] >= 2 and ran["old", False] >= 2, "runs by the first times")
+        async with running_worker(new):
+            await eventually(lambda: ran["new", False] >= 2, "runs by the new times")
+            for row in await sql.fetch("select name, spec, next_at from penstock.schedules"):
+                assert row["spec"] == "0.06"
+                enqueue = "select penstock.enqueue_run($1, '0.05', $2, $2, $2::timestamptz + interval '1 s')"
+                assert await sql.fetchval(enqueue, row["name"], row["next_at"]) is None
+            differing = await doctor_says(url)
+            assert len(differing) == 2 and all("runs by 0.06" in one and "declare it as 0.05" in one for one in differing)
+            # A run in place is one of the application that takes it; the job of a run may go to either.
+            before = ran["old", False]
+            await eventually(lambda: ran["new", False] >= 20, "more runs by the new times")
+            assert ran["old", False] <= before + 1
+
+
+async def doctor_says(url: str) -> list[str]:
+    async with Penstock(url) as app:
+        found = await examine(await app.database())
+    return [one.message for one in found if one.check == "schedules" and one.level != "ok"]
+
+
+async def test_doctor_names_machines_whose_time_zones_differ(url: str, sql: Sql) -> None:
+    assert await doctor_says(url) == []
+    for worker, rules in (("a", "1"), ("b", "2"), ("c", "1")):
+        told = json.dumps({"time_zones": {"Europe/Berlin": rules, "UTC": "3"}, "schedule_specs": {"none": "1"}})
+        await sql.execute("select penstock.register_worker($1, '{}', p_metadata => $2::jsonb)", worker, told)
+    assert await doctor_says(url) == [
+        "the rules of the time zone Europe/Berlin differ between machines: a, c have 1",
+        "the rules of the time zone Europe/Berlin differ between machines: b have 2",
+    ]
+
+
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_timer_goes_on_from_now_after_the_clock_has_stepped_back(app: Penstock, sql: Sql, as_job: bool) -> None:
+    ticks: list[datetime] = []
+
+    @app.timer(every=timedelta(milliseconds=100), name="sweep", as_job=as_job)
+    async def sweep(tick: Tick) -> None:
+        ticks.append(tick.at)
+
+    async with running_worker(app):
+        await eventually(lambda: len(ticks) >= 2, "two ticks")
+        # As it looks once the clock has been put back by a year.
+        moved = "update penstock.schedules set next_at = next_at + interval '1 year' where running_by is null returning 1"
+        await eventually(lambda: sql.fetchval(moved), "a moment between two runs")
+        before = len(ticks)
+        await eventually(lambda: len(ticks) >= before + 5, "further ticks")
+    assert len(set(ticks)) == len(ticks)

@@ -84,7 +84,7 @@ async def register_worker(
     pid: int,
     concurrency: int,
     dead_after: timedelta,
-    works_on: Mapping[str, Sequence[str]] | None = None,
+    works_on: Mapping[str, Sequence[str] | Mapping[str, str]] | None = None,
     *,
     version: str | None = None,
     code_version: str | None = None,

@@ -16,8 +16,9 @@ from penstock.jobs.handler import kind_of
 from penstock.jobs.job_type import JobType
 from penstock.jobs.signature import Signature
 from penstock.postgres.context import Context
-from penstock.schedules.schedule import Cron, Every, Missed, RunsAs, Schedule, ScheduleHandler, Slot, Tick
+from penstock.schedules.schedule import Missed, RunsAs, Schedule, ScheduleHandler, Slot, Tick
 from penstock.schedules.scheduler import declare as declare_schedule
+from penstock.schedules.times import Cron, Every
 
 _OF_SCHEDULES = ("every", "tz", "name", "key", "missed", "as_job", "per_worker")
 

@@ -17,6 +17,7 @@ from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 class Due:
     """The time for which a schedule runs next, the current time, and whether it can run now.
 
+    `spec`: its times.
     `running`: the schedule is due, and the run before has not ended. `taken`: this worker runs the schedule in place.
     `requested`: it runs for `now`, as was requested, and stays due at `at`.
     """
@@ -24,6 +25,7 @@ class Due:
     at: datetime
     now: datetime
     in_s: float
+    spec: str
     running: bool = False
     taken: bool = False
     requested: bool = False
@@ -46,27 +48,40 @@ async def look(database: Database, name: str) -> Due:
     row = await database.fetchrow("select * from penstock.look_at_schedule($1)", name)
     if row["due_at"] is None:
         raise _deleted(name)
-    return Due(row["due_at"], row["now_at"], row["due_in"], running=row["running"])
+    return Due(row["due_at"], row["now_at"], row["due_in"], row["spec"], running=row["running"])
 
 
 async def enqueue_run(
-    database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime, key: str | None = None
+    database: Database,
+    name: str,
+    spec: str,
+    due_at: datetime,
+    run_at: datetime | None,
+    next_at: datetime,
+    key: str | None = None,
 ) -> UUID | None:
     """Move a schedule to its next slot, and enqueue the run for `run_at` (None: skip it).
 
-    Returns None when another worker was faster, or the run before has not ended. The call is safe to repeat.
+    Returns None when another worker was faster, the run before has not ended, or the schedule has other times than `spec` by now.
+    The call is safe to repeat.
     """
-    query = "select penstock.enqueue_run($1, $2, $3, $4, $5)"
-    found: UUID | None = await database.fetchval(query, name, due_at, run_at, next_at, key, retry=True)
+    query = "select penstock.enqueue_run($1, $2, $3, $4, $5, $6)"
+    found: UUID | None = await database.fetchval(query, name, spec, due_at, run_at, next_at, key, retry=True)
     return found
 
 
-async def take(database: Database, name: str, worker: str, duration: timedelta) -> Due:
-    """Take a schedule that runs in place, if it is due. Raises `NotFound`."""
-    row = await database.fetchrow("select * from penstock.take_schedule($1, $2, $3)", name, worker, duration)
+async def bring_forward(database: Database, name: str, spec: str, due_at: datetime) -> None:
+    """Begin the intervals of a timer from now, since the clock has stepped back by more than one of them."""
+    await database.fetch("select penstock.bring_forward($1, $2, $3)", name, spec, due_at, retry=True)
+
+
+async def take(database: Database, name: str, spec: str, worker: str, duration: timedelta) -> Due:
+    """Take a schedule that runs in place, if it is due and has these times. Raises `NotFound`."""
+    row = await database.fetchrow("select * from penstock.take_schedule($1, $2, $3, $4)", name, spec, worker, duration)
     if row["due_at"] is None:
         raise _deleted(name)
-    return Due(row["due_at"], row["now_at"], row["due_in"], taken=row["taken"], requested=bool(row["requested"]))
+    taken, requested = bool(row["taken"]), bool(row["requested"])
+    return Due(row["due_at"], row["now_at"], row["due_in"], row["spec"], taken=taken, requested=requested)
 
 
 async def extend(database: Database, name: str, worker: str, due_at: datetime, duration: timedelta) -> bool:
@@ -108,6 +123,12 @@ async def note_run(
     """Record the outcome of a run of a schedule with `per_worker`."""
     query = "select penstock.note_run($1, $2, $3, $4, $5, $6)"
     await database.fetch(query, name, worker, at, started_at, finished_at, error, retry=True)
+
+
+async def differences(database: Database) -> list[tuple[str, str | None, str, list[str]]]:
+    """What running workers say differently of a schedule, or of a time zone: see `schedule_differences` in SQL."""
+    rows = await database.fetch("select subject, stored, said, workers from penstock.schedule_differences()", retry=True)
+    return [(row["subject"], row["stored"], row["said"], list(row["workers"])) for row in rows]
 
 
 async def schedules(database: Database) -> list[ScheduleRecord]:

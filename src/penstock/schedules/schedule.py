@@ -1,8 +1,4 @@
-"""Timers and cron schedules: when they are due, the policy for missed times, and the job handler of a run.
-
-`cronsim` parses cron expressions and follows Debian's cron also at changes of daylight saving time: a job between 0:00 and 3:00
-runs exactly once on such a night, and one with `*` in its hours runs every real hour.
-"""
+"""Timers and cron schedules: the policy for missed times, and the job handler of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from cronsim import CronSim, CronSimError
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from penstock.core.checks import LONGEST_SPAN, check_span, check_text
 from penstock.core.dependencies import (
     Depends,
     Given,
@@ -37,12 +30,15 @@ from penstock.jobs.handler import Handler, Job
 from penstock.jobs.records import JobId, Status
 from penstock.postgres.context import Context
 from penstock.schedules.sync import SyncSchedule
+from penstock.schedules.times import Cron, Every, times_of
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 RunsAs: TypeAlias = Literal["job", "in-place", "per-worker"]
 ScheduleHandler: TypeAlias = Callable[..., Any]
 _AT = "2026-01-11T18:26:26Z"
 _TOLERANCE = timedelta(seconds=60)
+# Times that differ by less fall on one instant: see `penstock.schedules.times`.
+_ONE_INSTANT = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,92 +47,13 @@ class Tick:
 
     Attributes:
         name: Name of the schedule.
-        at: Time for which it runs.
+        at: Time for which it runs, in the time zone of the schedule; of a timer, in UTC.
         late: How long after that time the run began.
     """
 
     name: str
     at: datetime
     late: timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Every:
-    """Times at a fixed interval."""
-
-    span: timedelta
-
-    def __post_init__(self) -> None:
-        check_span("every", self.span, shortest=timedelta(milliseconds=10), longest=LONGEST_SPAN)
-
-    @property
-    def kind(self) -> str:
-        """See `schedules.kind`."""
-        return "every"
-
-    @property
-    def spec(self) -> str:
-        """See `schedules.spec`."""
-        return f"{self.span.total_seconds():g}"
-
-    def after(self, moment: datetime, base: datetime) -> datetime:
-        """The first time after `moment` that is a whole number of spans from `base`."""
-        return base + (((moment - base) // self.span) + 1) * self.span
-
-    def latest(self, moment: datetime, base: datetime) -> datetime:
-        """The last time up to `moment`."""
-        return self.after(moment, base) - self.span
-
-
-@dataclass(frozen=True, slots=True)
-class Cron:
-    """The times of a cron expression in a time zone."""
-
-    expression: str
-    tz: str
-
-    def __post_init__(self) -> None:
-        check_text("expression", self.expression)
-        check_text("tz", self.tz)
-        try:
-            CronSim(self.expression, datetime.now(UTC))
-        except CronSimError as error:
-            raise InvalidInput(
-                f"invalid cron expression {self.expression!r:.100}: {error}", hint='For example "0 4 * * *".'
-            ) from None
-        try:
-            ZoneInfo(self.tz)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise InvalidInput(
-                f"unknown time zone: {self.tz!r:.100} (tz)", hint='For example "Europe/Berlin" or "UTC".'
-            ) from None
-
-    @property
-    def kind(self) -> str:
-        """See `schedules.kind`."""
-        return "cron"
-
-    @property
-    def spec(self) -> str:
-        """See `schedules.spec`."""
-        return f"{self.expression} {self.tz}"
-
-    def after(self, moment: datetime, base: datetime) -> datetime:
-        """The first time after `moment`."""
-        return next(CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz)))).astimezone(UTC)
-
-    def latest(self, moment: datetime, base: datetime) -> datetime:
-        """The last time up to `moment`, not before `base`, which is one of the times."""
-        # The search goes backwards first, since millions of times may lie between, and then forwards, which alone is correct at
-        # changes of daylight saving time.
-        latest = base
-        for _, before in zip(
-            range(3), CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz)), reverse=True), strict=False
-        ):
-            latest = max(base, before.astimezone(UTC))
-        while (following := self.after(latest, base)) <= moment:
-            latest = following
-        return latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +189,15 @@ class Schedule:
         """How the function takes its run."""
         return signature_of_schedule(self.name, self.handler, self.runs_as)
 
+    def tick(self, at: datetime, now: datetime) -> Tick:
+        """A run, as the function takes it.
+
+        Args:
+            at: Time for which it runs.
+            now: Time at which it begins.
+        """
+        return Tick(self.name, self.times.local(at), max(now - at, timedelta(0)))
+
     def key_of(self, at: datetime, now: datetime) -> str | None:
         """The key of a run by the declared rule, or None.
 
@@ -284,7 +210,7 @@ class Schedule:
         """
         if self.key is None:
             return None
-        tick = Tick(self.name, at.astimezone(UTC), max(now - at, timedelta(0)))
+        tick = self.tick(at, now)
         if isinstance(self.key, str):
             return str(getattr(tick, self.key))
         return key_by(f"a run of schedule {self.name}", self.key)(tick)
@@ -295,8 +221,7 @@ class Schedule:
 
         @functools.wraps(signature.function)
         def run(job: Job[Slot], /, **dependencies: Any) -> Any:
-            at = (job.data.at or job.created_at).astimezone(UTC)
-            tick = Tick(self.name, at, max(datetime.now(UTC) - at, timedelta(0)))
+            tick = self.tick(job.data.at or job.created_at, datetime.now(UTC))
             return signature.call(replace(cast("Job[Any]", job), data=tick) if signature.takes_job else tick, dependencies)
 
         return run
@@ -311,7 +236,8 @@ class Schedule:
             now: Time of the database.
         """
         following = self.times.after(due, due)
-        late = following <= now or now - due > _TOLERANCE
+        passed = following <= now and following - due >= _ONE_INSTANT
+        late = passed or now - due > _TOLERANCE
         if not late or self.missed == "all":
             return due, following
         after_now = self.times.after(now, due)
@@ -383,17 +309,19 @@ class ScheduleRecord:
     ] = None
 
     def upcoming(self, count: int = 3) -> list[datetime]:
-        """The next times at which it is due, at most `count`; none for a schedule that each worker runs by itself."""
+        """The next times at which it is due, at most `count`, in its time zone; none for one that each worker runs by itself.
+
+        A schedule whose times this library cannot read, since another program declared them, has only the time that is stored.
+        """
         if self.next_at is None:
             return []
-        if self.kind == "every":
-            times: Every | Cron = Every(timedelta(seconds=float(self.spec)))
-        else:
-            expression, _, tz = self.spec.rpartition(" ")
-            times = Cron(expression, tz)
-        found = [self.next_at]
+        try:
+            times = times_of(self.kind, self.spec)
+        except InvalidInput:
+            return [self.next_at][:count]
+        found = [times.local(self.next_at)]
         while len(found) < count:
-            found.append(times.after(found[-1], self.next_at))
+            found.append(times.local(times.after(found[-1], self.next_at)))
         return found[:count]
 
 

@@ -26,12 +26,15 @@ from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notifications
 from penstock.schedules import queries as schedules
 from penstock.schedules.schedule import Schedule, Tick
+from penstock.schedules.times import Every
 from penstock.settings import Settings
 
 log = get_logger("penstock.scheduler")
 _LOOK_EVERY_S = 15.0
 _NOTE_EVERY_S = 5.0
 _BUSY_S = 0.05
+# Clocks of two connections may differ a little.
+_STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Scheduler:
         # The latest run, and the latest failed run, of each schedule with `per_worker`, until they are recorded.
         self._latest: dict[str, _Ran] = {}
         self._failed: dict[str, _Ran] = {}
+        # Of each schedule that another application has declared with other times: those.
+        self._outdated: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(max(len(declared), 1), thread_name_prefix="penstock-schedule")
 
     async def run(self) -> None:
@@ -119,13 +124,16 @@ class Scheduler:
 
     async def _run_here(self, schedule: Schedule) -> None:
         """Run a schedule with `per_worker`. Times that pass during a long run are skipped."""
-        base = due = schedule.times.after(datetime.now(UTC), datetime.now(UTC))
+        times = schedule.times
+        base = due = times.after(datetime.now(UTC), datetime.now(UTC))
         declared = asyncio.create_task(self._declare_with_retry(schedule), name=f"penstock-schedule-{schedule.name}-declared")
         try:
             while True:
                 # The wait is divided, since the clock may be set meanwhile and the machine may be suspended.
                 while (left := (due - datetime.now(UTC)).total_seconds()) > 0:
-                    if await wait_for_event(self._stopping, min(left, _LOOK_EVERY_S)):
+                    if _stepped_back(schedule, left):
+                        base = due = times.after(datetime.now(UTC), datetime.now(UTC))
+                    elif await wait_for_event(self._stopping, min(left, _LOOK_EVERY_S)):
                         return
                 if self._stopping.is_set():
                     return
@@ -133,18 +141,22 @@ class Scheduler:
                 self._latest[schedule.name] = ran
                 if ran.error is not None:
                     self._failed[schedule.name] = ran
-                due = schedule.times.after(max(datetime.now(UTC), due), base)
+                due = times.after(max(datetime.now(UTC), due), base)
         finally:
             declared.cancel()
             await asyncio.gather(declared, return_exceptions=True)
 
     async def _run_jobs(self, schedule: Schedule) -> None:
         await self._declare_with_retry(schedule)
-        busy_s = _BUSY_S
+        busy_s, spec = _BUSY_S, schedule.times.spec
         while not self._stopping.is_set():
             try:
                 due = await schedules.look(self._database, schedule.name)
-                if due.in_s > 0:
+                if due.spec != spec:
+                    await self._wait_for_own_times(schedule, due.spec)
+                elif _stepped_back(schedule, due.in_s):
+                    await schedules.bring_forward(self._database, schedule.name, spec, due.at)
+                elif due.in_s > 0:
                     await wait_for_event(self._stopping, min(due.in_s, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
                 elif due.running:
                     # The run before has not ended.
@@ -154,7 +166,7 @@ class Scheduler:
                     busy_s = _BUSY_S
                     run_at, next_at = schedule.decide(due.at, due.now)
                     key = None if run_at is None else schedule.key_of(run_at, due.now)
-                    job = await schedules.enqueue_run(self._database, schedule.name, due.at, run_at, next_at, key)
+                    job = await schedules.enqueue_run(self._database, schedule.name, spec, due.at, run_at, next_at, key)
                     if run_at is None:
                         log.info("schedule_skipped", schedule=schedule.name, at=due.at)
                     elif job is not None:
@@ -166,13 +178,19 @@ class Scheduler:
 
     async def _run_once(self, schedule: Schedule) -> None:
         await self._declare_with_retry(schedule)
-        awake = self._awake[schedule.name]
+        awake, spec = self._awake[schedule.name], schedule.times.spec
         while not self._stopping.is_set():
             try:
                 awake.clear()
-                due = await schedules.take(self._database, schedule.name, self._worker, self._settings.dead_after)
+                due = await schedules.take(self._database, schedule.name, spec, self._worker, self._settings.dead_after)
                 if due.taken:
                     await self._take(schedule, due)
+                    continue
+                if due.spec != spec:
+                    await self._wait_for_own_times(schedule, due.spec)
+                    continue
+                if _stepped_back(schedule, due.in_s):
+                    await schedules.bring_forward(self._database, schedule.name, spec, due.at)
                     continue
                 # A schedule that is due and not taken is running in another worker.
                 pause = due.in_s if due.in_s > 0 else self._settings.poll_interval.total_seconds()
@@ -190,6 +208,13 @@ class Scheduler:
                 return
             except PenstockError as error:
                 await self._back_off(schedule, error)
+
+    async def _wait_for_own_times(self, schedule: Schedule, stored: str) -> None:
+        """Wait, since another application has declared the schedule with other times, by which this one does not run it."""
+        if self._outdated.get(schedule.name) != stored:
+            self._outdated[schedule.name] = stored
+            log.warning("schedule_declared_differently", schedule=schedule.name, declared=schedule.times.spec, stored=stored)
+        await wait_for_event(self._stopping, _LOOK_EVERY_S * random.uniform(0.8, 1.0))
 
     async def _back_off(self, schedule: Schedule, error: PenstockError) -> None:
         log.warning("schedule_failed", schedule=schedule.name, error=error)
@@ -232,7 +257,7 @@ class Scheduler:
 
     async def _call(self, schedule: Schedule, at: datetime, late: timedelta) -> _Ran:
         """Call the function in place."""
-        tick = Tick(schedule.name, at, late)
+        tick = Tick(schedule.name, schedule.times.local(at), late)
         signature = schedule.signature
 
         async def call(dependencies: Mapping[str, Any]) -> None:
@@ -253,6 +278,11 @@ class Scheduler:
                 log.exception("schedule_handler_failed", schedule=schedule.name, at=at)
             failed = orjson.dumps({"type": type(error).__qualname__, "message": message_of(error)}).decode()
         return _Ran(at, started_at, datetime.now(UTC), failed)
+
+
+def _stepped_back(schedule: Schedule, due_in_s: float) -> bool:
+    """Whether a timer is due later than an interval from now, which only a clock that was put back explains."""
+    return isinstance(schedule.times, Every) and due_in_s > schedule.times.span.total_seconds() + _STEP_S
 
 
 async def declare(database: Database, schedule: Schedule) -> None:

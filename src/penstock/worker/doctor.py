@@ -28,6 +28,7 @@ from penstock.operations.models import FAILING_BATCH
 from penstock.pools import views as pool_views
 from penstock.postgres import health, migrate, suitability
 from penstock.postgres.database import Database
+from penstock.schedules import queries as schedule_queries
 from penstock.streams import group_queries
 from penstock.streams.group_models import Lag, held_back
 from penstock.worker import fleets, problems
@@ -436,6 +437,31 @@ async def _keys(database: Database) -> list[Finding]:
     return _first(found) or [Finding("keys", "ok", "no work waits for a key of encryption that a worker lacks")]
 
 
+async def _schedules(database: Database) -> list[Finding]:
+    """Schedules that two applications declare with other times, and time zones whose rules differ between machines."""
+    found = []
+    for subject, stored, said, workers in await schedule_queries.differences(database):
+        if stored is None:
+            found.append(
+                Finding(
+                    "schedules",
+                    "warning",
+                    f"the rules of the time zone {subject} differ between machines: {_named(workers)} have {said}",
+                    "Update tzdata on all of them, as a package of the system and of Python, and restart the workers.",
+                )
+            )
+        else:
+            found.append(
+                Finding(
+                    "schedules",
+                    "warning",
+                    f"schedule {subject} runs by {stored}, and {_named(workers)} declare it as {said} and do not run it",
+                    "Restart them with the code that the others have, or give one of the two schedules another name.",
+                )
+            )
+    return found[:_MOST_NAMED] or [Finding("schedules", "ok", "all workers have the same schedules and time zones")]
+
+
 async def _lakes(database: Database) -> list[Finding]:
     behind_s = await health.lake_lags(database)
     lakes = await lake_queries.lakes(database)
@@ -479,6 +505,7 @@ _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "clock": _clock,
     "archive": _archive,
     "streams": _streams,
+    "schedules": _schedules,
     "workflows": _workflows,
     "keys": _keys,
     "operations": _operations,

@@ -10,6 +10,8 @@ from penstock.errors import InvalidInput
 from penstock.jobs.worked import WorkedType
 from penstock.pools.worked import WorkedPool
 from penstock.schedules.schedule import Schedule
+from penstock.schedules.times import Cron
+from penstock.schedules.zones import rules_of
 from penstock.streams.consumer.consumer import Consumer
 from penstock.worker.leader import LeaderTask
 
@@ -48,22 +50,31 @@ class Work:
         return bool(self.types or self.pools or self.schedules or self.leader_tasks or self.dispatches)
 
     @property
-    def told(self) -> dict[str, list[str]]:
-        """The names of what there is beside job types, by kind; of very many the first."""
+    def told(self) -> dict[str, list[str] | dict[str, str]]:
+        """What there is beside job types: names by kind, times of schedules, rules of their zones; of very many the first."""
         kinds: dict[str, Sequence[Any]] = {
             "pools": self.pools,
             "consumers": self.consumers,
             "schedules": self.schedules,
             "leader_tasks": self.leader_tasks,
         }
-        told: dict[str, list[str]] = {kind: [] for kind in kinds}
+        names: dict[str, list[str]] = {kind: [] for kind in kinds}
         left = _MOST_BYTES
         for kind, all in kinds.items():
             for one in all:
                 left -= len(one.name.encode()) + 4
                 if left > 0:
-                    told[kind].append(one.name)
-        return told
+                    names[kind].append(one.name)
+        specs: dict[str, str] = {}
+        zones: dict[str, str] = {}
+        for schedule in self.schedules:
+            times = schedule.times
+            left -= len(schedule.name.encode()) + len(times.spec.encode()) + 8
+            if left > 0:
+                specs[schedule.name] = times.spec
+                if isinstance(times, Cron):
+                    zones[times.tz] = rules_of(times.tz)
+        return {**names, "schedule_specs": specs, "time_zones": zones}
 
     @property
     def handled(self) -> Mapping[str, WorkedType]:

@@ -24,7 +24,7 @@ declare
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'ended_runs', 'scan',
-        'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list', 'preview_operation',
+        'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'schedule_differences', 'handler_list', 'leader_list', 'preview_operation',
         'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'endless_waits', 'locked_work', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
         'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates',
         'job_marks', 'work_of_transaction'
@@ -48,7 +48,7 @@ declare
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'streams_to_maintain', 'maintain_stream', 'compact_stream',
         'drop_retired', 'advance_operation', 'resolve_workflows', 'step_results', 'kept_steps', 'kept_results', 'tables_to_vacuum', 'vacuum_waits',
-        'declare_schedule', 'look_at_schedule', 'enqueue_run', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run', 'note_handlers', 'declare_leader_task', 'check_leader', 'note_leader',
+        'declare_schedule', 'look_at_schedule', 'enqueue_run', 'bring_forward', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run', 'note_handlers', 'declare_leader_task', 'check_leader', 'note_leader',
         'note_rates', 'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[

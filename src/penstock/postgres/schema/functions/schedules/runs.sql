@@ -49,7 +49,7 @@ comment on function penstock.note_job_of_run(text, timestamptz, uuid, timestampt
     'Part of enqueue_run and run_schedule: notes the job of the last run of a schedule, and where it is not null the time at which it is due next.';
 
 create or replace function penstock.enqueue_run(
-    p_name text, p_due_at timestamptz, p_run_at timestamptz, p_next_at timestamptz, p_key text default null
+    p_name text, p_spec text, p_due_at timestamptz, p_run_at timestamptz, p_next_at timestamptz, p_key text default null
 )
 returns uuid
 language plpgsql
@@ -61,12 +61,14 @@ declare
     run uuid;
 begin
     select * into schedule from penstock.schedules where name = p_name for update;
-    if not found or schedule.next_at is distinct from p_due_at or p_due_at > penstock.clock() or penstock.schedule_is_running(schedule) then
+    if not found or schedule.spec is distinct from p_spec or schedule.next_at is distinct from p_due_at
+        or p_due_at > penstock.clock() or penstock.schedule_is_running(schedule) then
         return null;
     end if;
-    if p_next_at is null or p_next_at <= p_due_at or p_run_at > penstock.clock() then
-        raise exception 'schedule % cannot run for % and be due at % after %', p_name, p_run_at, p_next_at, p_due_at
-            using errcode = 'PS400', hint = 'A slot lies in the past, and the next one after it.';
+    perform penstock.check_next_time(p_name, p_due_at, p_next_at);
+    if p_run_at < p_due_at or p_run_at >= p_next_at or p_run_at > penstock.clock() then
+        raise exception 'schedule % cannot run for %, when it was due at % and is due next at %', p_name, p_run_at, p_due_at, p_next_at
+            using errcode = 'PS400', hint = 'A run is for a time that has passed, from the one at which the schedule was due to the next one.';
     end if;
     if p_run_at is null then
         update penstock.schedules set next_at = p_next_at where name = p_name;
@@ -86,8 +88,39 @@ begin
     return run;
 end
 $$;
-comment on function penstock.enqueue_run(text, timestamptz, timestamptz, timestamptz, text) is
-    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. p_key: key of the job. Returns the job; null: skipped, or another worker was faster, or the run before has not ended. Where another job has the id of the run, the run gets a new one, and a warning says so.';
+comment on function penstock.enqueue_run(text, text, timestamptz, timestamptz, timestamptz, text) is
+    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. p_spec: the times by which the caller computed them, as they are stored. p_key: key of the job. Returns the job; null: skipped, or another worker was faster, or the run before has not ended, or the schedule has other times by now. PS400 when p_next_at is not later than p_due_at. Where another job has the id of the run, the run gets a new one, and a warning says so.';
+
+create or replace function penstock.check_next_time(p_name text, p_due_at timestamptz, p_next_at timestamptz)
+returns void
+language plpgsql
+as $$
+begin
+    if (p_next_at > p_due_at and isfinite(p_next_at)) is not true then
+        raise exception 'schedule % cannot be due at % after %', p_name, coalesce(p_next_at::text, 'no time'), p_due_at
+            using errcode = 'PS400', hint = 'The next time of a schedule is later than the one before.';
+    end if;
+end
+$$;
+comment on function penstock.check_next_time(text, timestamptz, timestamptz) is
+    'Part of enqueue_run and end_schedule: PS400 unless the next time of a schedule is later than the one that has passed.';
+
+create or replace function penstock.bring_forward(p_name text, p_spec text, p_due_at timestamptz)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    update penstock.schedules
+    set next_at = penstock.clock() + make_interval(secs => p_spec::double precision)
+    where name = p_name
+        and kind = 'every'
+        and spec = p_spec
+        and next_at = p_due_at
+        and next_at > penstock.clock() + make_interval(secs => p_spec::double precision)
+$$;
+comment on function penstock.bring_forward(text, text, timestamptz) is
+    'Begins the intervals of a timer from now, when it is due later than an interval from now: the clock has stepped back.';
 
 create or replace function penstock.note_ended_runs(p_names text[])
 returns void
@@ -150,8 +183,8 @@ comment on function penstock.note_run(text, text, timestamptz, timestamptz, time
     'Notes what became of a run of a schedule that each worker runs for itself. Not every run is noted.';
 
 create or replace function penstock.take_schedule(
-    p_name text, p_worker text, p_for interval,
-    out taken boolean, out due_at timestamptz, out now_at timestamptz, out due_in double precision, out requested boolean
+    p_name text, p_spec text, p_worker text, p_for interval,
+    out taken boolean, out due_at timestamptz, out now_at timestamptz, out due_in double precision, out requested boolean, out spec text
 )
 language plpgsql
 security definer
@@ -163,11 +196,13 @@ begin
     now_at := penstock.clock();
     select * into schedule from penstock.schedules where name = p_name;
     due_at := schedule.next_at;
+    spec := schedule.spec;
     taken := false;
-    if (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
+    if spec = p_spec and (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
         select * into schedule from penstock.schedules where name = p_name for update;
         due_at := schedule.next_at;
-        if (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
+        spec := schedule.spec;
+        if spec = p_spec and (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
             taken := true;
             requested := schedule.requested_at is not null;
             update penstock.schedules
@@ -187,8 +222,8 @@ begin
     due_in := extract(epoch from due_at - now_at);
 end
 $$;
-comment on function penstock.take_schedule(text, text, interval) is
-    'Takes a schedule that runs in place and is due, or of which a run was requested, for the time p_for: no other worker runs it until end_schedule, or until that time is over (see extend_schedule). due_at: the time for which it runs, or will; requested: it runs for now_at instead, and stays due at due_at.';
+comment on function penstock.take_schedule(text, text, text, interval) is
+    'Takes a schedule that runs in place, has the times p_spec, and is due, or of which a run was requested, for the time p_for: no other worker runs it until end_schedule, or until that time is over (see extend_schedule). due_at: the time for which it runs, or will; requested: it runs for now_at instead, and stays due at due_at.';
 
 create or replace function penstock.extend_schedule(p_name text, p_worker text, p_due_at timestamptz, p_for interval)
 returns boolean
@@ -218,6 +253,11 @@ as $$
 declare
     ran constant boolean := p_ran_at is not null;
 begin
+    -- A run that was handed back, or requested, leaves the schedule due when it was.
+    if p_next_at is distinct from p_due_at
+        or ran and not exists (select from penstock.schedules where name = p_name and requested_at is not null) then
+        perform penstock.check_next_time(p_name, p_due_at, p_next_at);
+    end if;
     update penstock.schedules
     set running_by = null,
         running_until = null,
@@ -237,7 +277,7 @@ begin
 end
 $$;
 comment on function penstock.end_schedule(text, text, timestamptz, timestamptz, timestamptz, timestamptz, jsonb) is
-    'Ends a run of a schedule in place, for p_ran_at (null: it was skipped or handed back), and says when it is due next. False: another has taken it, or it was declared again.';
+    'Ends a run of a schedule in place, for p_ran_at (null: it was skipped or handed back), and says when it is due next. False: another has taken it, or it was declared again. PS400 when a run that was not requested leaves it due at p_due_at or before.';
 
 create or replace function penstock.run_schedule(p_name text, p_key text default null)
 returns uuid

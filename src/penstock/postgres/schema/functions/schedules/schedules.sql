@@ -24,6 +24,22 @@ begin
         raise exception 'schedule % has no first time', p_name
             using errcode = 'PS400', hint = 'Only one that runs per worker has none.';
     end if;
+    if not coalesce(
+        case p_kind
+            -- From ten milliseconds to a thousand years.
+            when 'every' then p_spec ~ '^[0-9]{1,11}([.][0-9]{1,6})?$' and p_spec::numeric between 0.01 and 31622400000
+            when 'cron' then p_spec ~ '^(@[a-z]+|([^[:space:][:cntrl:]]+ ){4,5}[^[:space:][:cntrl:]]+) [^[:space:][:cntrl:]]+$' and length(p_spec) <= 300
+        end,
+        false
+    ) then
+        raise exception 'invalid times of schedule %: % %', p_name, coalesce(quote_literal(left(p_kind, 100)), 'null'), coalesce(quote_literal(left(p_spec, 100)), 'null')
+            using errcode = 'PS400',
+                  hint = 'Use every and a number of seconds such as 90 or 0.5, or cron and an expression with its time zone such as 0 4 * * * Europe/Berlin.';
+    end if;
+    if not isfinite(p_first_at) then
+        raise exception 'schedule % cannot begin at %', p_name, p_first_at
+            using errcode = 'PS400', hint = 'Give the first of its times.';
+    end if;
     insert into penstock.schedules (name, kind, spec, runs_as, next_at, updated_at, declared_at)
     values (
         p_name, p_kind, p_spec, p_runs_as, case when p_runs_as <> 'per-worker' then p_first_at end, penstock.clock(), penstock.clock()
@@ -59,7 +75,7 @@ comment on function penstock.schedule_is_running(penstock.schedules) is
     'Part of the functions about schedules: whether the last run has not ended. The job of a run that waits for a retry counts too.';
 
 create or replace function penstock.look_at_schedule(
-    p_name text, out due_at timestamptz, out now_at timestamptz, out due_in double precision, out running boolean
+    p_name text, out due_at timestamptz, out now_at timestamptz, out due_in double precision, out running boolean, out spec text
 )
 language plpgsql
 stable
@@ -73,11 +89,12 @@ begin
     select * into schedule from penstock.schedules where name = p_name;
     due_at := schedule.next_at;
     due_in := extract(epoch from due_at - now_at);
+    spec := schedule.spec;
     running := due_at <= now_at and penstock.schedule_is_running(schedule);
 end
 $$;
 comment on function penstock.look_at_schedule(text) is
-    'When a schedule is due, and, when it is, whether the run before has not ended. due_at is null when there is no such schedule.';
+    'When a schedule is due, and, when it is, whether the run before has not ended; spec: its times. due_at is null when there is no such schedule.';
 
 create or replace function penstock.failures_after(p_failures integer, p_outcome text)
 returns integer
@@ -198,6 +215,54 @@ as $$
 $$;
 comment on function penstock.schedule_list() is
     'Every schedule: when it is due next, for which time it ran last, what became of that, the last error, how many runs in a row have failed, and whether a running worker declares it (false: it left the code, or no worker of that code runs).';
+
+create or replace function penstock.object_or_empty(p_value jsonb)
+returns jsonb
+language sql
+immutable
+as $$
+    select case when jsonb_typeof(p_value) = 'object' then p_value else '{}' end
+$$;
+comment on function penstock.object_or_empty(jsonb) is 'An object; what is none counts as empty.';
+
+create or replace function penstock.schedule_differences()
+returns table (subject text, stored text, said text, workers text[])
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    with told as (
+        select worker.id, worker.metadata
+        from penstock.workers as worker
+        where worker.state <> 'dead' and worker.seen_at > penstock.clock() - worker.dead_after
+    ),
+    times as (
+        select schedule.name, schedule.spec, one.value, array_agg(told.id order by told.id) as ids
+        from told
+        cross join jsonb_each_text(penstock.object_or_empty(told.metadata -> 'schedule_specs')) as one
+        join penstock.schedules as schedule on schedule.name = one.key and schedule.spec <> one.value
+        group by schedule.name, schedule.spec, one.value
+    ),
+    zones as (
+        select one.key, one.value, array_agg(told.id order by told.id) as ids
+        from told
+        cross join jsonb_each_text(penstock.object_or_empty(told.metadata -> 'time_zones')) as one
+        group by one.key, one.value
+    ),
+    differing as (
+        select key from zones group by key having count(*) > 1
+    )
+    (
+        select name, spec, value, ids from times
+        union all
+        select zones.key, null, zones.value, zones.ids from zones join differing using (key)
+    )
+    order by 1, 3
+    limit 100
+$$;
+comment on function penstock.schedule_differences() is
+    'What running workers say differently: the times of a schedule (subject: its name; stored: the times by which it runs; said: those that these workers declare), and the rules of a time zone (subject: the zone; stored is null; said: a digest of the rules that these workers have).';
 
 create or replace function penstock.require_schedule(p_name text)
 returns penstock.schedules
