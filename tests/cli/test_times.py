@@ -46,7 +46,7 @@ def test_each_time_that_a_command_shows_has_its_zone(url: str, zone: str) -> Non
     with psycopg.connect(url) as connection:
         connection.execute("select penstock.declare_consumer_group('orders', 'billing')")
         connection.execute(
-            "select penstock.declare_schedule('nightly', 'cron', '0 3 * * *', clock_timestamp() + interval '1 day', 'job')"
+            "select penstock.declare_schedule('nightly', 'cron', '0 3 * * * UTC', clock_timestamp() + interval '1 day', 'job')"
         )
     penstock(url, "streams", "pause", "orders", "billing")
     penstock(url, "pause", "ship")
@@ -167,3 +167,10 @@ async def test_a_time_for_a_job_is_read_in_the_zone_of_the_terminal(url: str, ap
     record = await app.find(json.loads(enqueued.stdout)["id"])
     assert record.run_after.isoformat() == "2096-07-01T10:00:00+00:00"
     assert "2096-07-01 12:00:00+02:00" in penstock(url, "jobs", "show", str(record.id), TZ=BERLIN).stdout
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("words", ["gearman --server 127.0.0.1:9 --timeout", "bulk enqueue --type ship orders.parquet --rate"])
+def test_an_option_that_is_a_number_is_a_finite_one(url: str, words: str, number: str) -> None:
+    done = penstock(url, *words.split(), number)
+    assert (done.returncode, "Invalid value for" in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr

@@ -11,6 +11,7 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 SOME_ID = "01a21d16-1692-72fc-892a-b423dae146d0"
 FILE = '[{"kind": "jobs", "day": "2026-11-22", "type": "ship", "path": "jobs/1.parquet", "rows": %s, "bytes": 9}]'
 SWAP = "select penstock.swap_lake_files('lake', array[]::text[], 1, '%s')"
+LOG = f"select penstock.append_log(array['{SOME_ID}'::uuid], array[1::bigint], array['half done'], array[%s::double precision])"
 CALLS: list[tuple[str, str]] = [
     ("select penstock.search_waiting(p_after => '')", "invalid place in the search: "),
     ("select penstock.search_waiting(p_after => 'a|b')", "invalid place in the search: a|b"),
@@ -22,6 +23,41 @@ CALLS: list[tuple[str, str]] = [
     ("select penstock.routes_of(0)", "invalid number of partitions: 0"),
     ("select penstock.keep_alive('w', null, null, null, 1e308)", "for which the event loop is blocked: 1e+308"),
     ("select penstock.keep_alive('w', null, null, null, 'NaN')", "for which the event loop is blocked: NaN"),
+    *((LOG % age, "invalid age of a line: ") for age in ("'NaN'", "'Infinity'", "'-Infinity'", "-5", "1e300")),
+    *(
+        (call % time, "a time is out of range: ")
+        for time in ("'infinity'", "'-infinity'", "'0009-01-01 BC'", "'10000-01-01'")
+        for call in (
+            "select penstock.ensure_archive(%s)",
+            "select penstock.note_run('nightly', 'w', now(), %s, now(), null)",
+            "select penstock.note_run('nightly', 'w', now(), now(), %s, null)",
+            "select penstock.end_schedule('nightly', 'w', now(), now() + interval '1 day', %s)",
+            "select penstock.end_schedule('nightly', 'w', now(), now() + interval '1 day', now(), %s)",
+            "select penstock.enqueue('ship', p_run_after => %s)",
+            "select penstock.enqueue('ship', p_expires_at => %s)",
+            "select penstock.enqueue_many('ship', array['1'::jsonb], p_run_after => array[%s::timestamptz])",
+            f"select penstock.put_jobs('ship', '{{1}}', array['{SOME_ID}'::uuid], p_expires_at => array[%s::timestamptz])",
+            "select penstock.publish('news', p_run_after => %s)",
+            "select penstock.publish_many('news', array['1'::jsonb], p_expires_at => array[%s::timestamptz])",
+        )
+    ),
+    *(
+        (call % age, "invalid time for which a schedule is held: ")
+        for age in ("null", "'-1 s'", "'367 days'")
+        for call in (
+            "select penstock.take_schedule('nightly', '60', 'w', %s)",
+            "select penstock.extend_schedule('nightly', 'w', now(), %s)",
+        )
+    ),
+    *(
+        (f"select penstock.declare_schedule('nightly', 'every', '60', '{time}')", "")
+        for time in ("infinity", "-infinity", "0009-01-01 BC", "10000-01-01")
+    ),
+    *(
+        (f"""select penstock.create_stream('s', 1, '{{"{option}": "{age}"}}')""", "")
+        for option in ("keep_age", "segment_age", "tombstone_age")
+        for age in ("infinity", "-infinity", "366001 days", "-5 seconds", "NaN")
+    ),
     (SWAP % "{}", "files must be a JSON array"),
     (SWAP % "[1]", "invalid file: not an object: 1"),
     (SWAP % '[{"rows": null}]', "invalid file: "),
@@ -32,7 +68,8 @@ CALLS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS)
-async def test_what_cannot_be_converted_is_refused_with_a_hint(sql: Sql, call: str, message: str) -> None:
+async def test_what_cannot_be_converted_or_shown_is_refused_with_a_hint(sql: Sql, call: str, message: str) -> None:
+    await sql.execute("select penstock.create_job_type('ship'), penstock.declare_topic('news')")
     with pytest.raises(asyncpg.PostgresError) as refused:
         await sql.fetch(call)
     assert (refused.value.sqlstate, message in str(refused.value)) == ("PS400", True), str(refused.value)

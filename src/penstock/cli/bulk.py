@@ -38,7 +38,7 @@ def enqueue(
     expires_at: Annotated[str | None, Column] = None,
     unique: Annotated[str | None, Column] = None,
     run: Annotated[str | None, typer.Option(help="Name of the run; the same name goes on where it was interrupted.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Most jobs a second.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, max=1e9, help="Most jobs a second.")] = None,
     slice_rows: Annotated[int, typer.Option(min=1, help="Jobs of one transaction, about.")] = 500_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check, count, and show some.")] = False,
     master: Master = None,

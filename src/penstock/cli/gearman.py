@@ -26,7 +26,7 @@ def gearman(
     name: Annotated[str, typer.Option(help="Queue of the copies; bridges to the same gearmands share it.")] = "gearman",
     expose: Annotated[list[str] | None, typer.Option(help="Offer this job type as a Gearman function; may be repeated.")] = None,
     forward: Annotated[list[str] | None, typer.Option(help="Let Gearman workers run this job type; may be repeated.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a foreground fan-out waits.")] = 30,
+    timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds that a foreground fan-out waits.")] = 30,
     metrics: Metrics = None,
     log_format: Log = "console",
 ) -> None:

@@ -137,10 +137,11 @@ def tail(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
 ) -> None:
     """Print events as they come, until Ctrl-C."""
+    place = _start(start)
 
     async def run(stream: BackendStream) -> None:
         seen = 0
-        async with aclosing(stream.tail(_start(start), partitions=partition)) as events:
+        async with aclosing(stream.tail(place, partitions=partition)) as events:
             async for event in events:
                 _show(event, as_json)
                 seen += 1

@@ -78,6 +78,7 @@ def publish(
         count = with_topic(name, lambda topic: _publish_file(topic, file))
         out.print(f"{count:,} published" if not as_json else orjson.dumps({"published": count}).decode(), highlight=False)
         return
+    not_before, not_after = (moment(text) if text else None for text in (run_after, expires_at))
     options: dict[str, Any] = {"background": False, "timeout": span(wait)} if wait else {}
     receipt = with_topic(
         name,
@@ -86,8 +87,8 @@ def publish(
             id=id,
             key=key,
             unique=unique,
-            run_after=moment(run_after) if run_after else None,
-            expires_at=moment(expires_at) if expires_at else None,
+            run_after=not_before,
+            expires_at=not_after,
             **options,
         ),
     )

@@ -120,6 +120,10 @@ begin
     if array_position(p_lines, null) is not null or coalesce(cardinality(p_lines), 0) <> coalesce(cardinality(p_ids), 0) then
         raise exception 'a line of a log is null' using errcode = 'PS400', hint = 'Give one line for each id.';
     end if;
+    if exists (select from unnest(p_ages) as given (age) where given.age not between 0 and 1e9) then
+        raise exception 'invalid age of a line: % seconds', (select max(age) from unnest(p_ages) as given (age) where age not between 0 and 1e9)
+            using errcode = 'PS400', hint = 'Give how many seconds ago each line was logged, from 0 to 1,000,000,000, or null for now.';
+    end if;
     held := penstock.lock_held_jobs(p_ids, p_leases, coalesce(p_wait, true));
     update penstock.queued_jobs as job
     set log = (

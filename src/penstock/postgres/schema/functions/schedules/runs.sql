@@ -100,6 +100,7 @@ begin
         raise exception 'schedule % cannot be due at % after %', p_name, coalesce(p_next_at::text, 'no time'), p_due_at
             using errcode = 'PS400', hint = 'The next time of a schedule is later than the one before.';
     end if;
+    perform penstock.check_times(array[p_next_at]);
 end
 $$;
 comment on function penstock.check_next_time(text, timestamptz, timestamptz) is
@@ -163,6 +164,7 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_times(array[p_at, p_started_at, p_finished_at]);
     update penstock.schedules
     set -- The run that failed last is noted twice when it is also the latest one.
         failures = case
@@ -193,6 +195,7 @@ as $$
 declare
     schedule penstock.schedules;
 begin
+    perform penstock.check_span(p_for, 'time for which a schedule is held', '0', '366 days');
     now_at := penstock.clock();
     select * into schedule from penstock.schedules where name = p_name;
     due_at := schedule.next_at;
@@ -232,6 +235,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    perform penstock.check_span(p_for, 'time for which a schedule is held', '0', '366 days');
     update penstock.schedules
     set running_until = penstock.clock() + p_for
     where name = p_name and running_by = p_worker and next_at = p_due_at;
@@ -253,6 +257,7 @@ as $$
 declare
     ran constant boolean := p_ran_at is not null;
 begin
+    perform penstock.check_times(array[p_ran_at, p_started_at]);
     -- A run that was handed back, or requested, leaves the schedule due when it was.
     if p_next_at is distinct from p_due_at
         or ran and not exists (select from penstock.schedules where name = p_name and requested_at is not null) then

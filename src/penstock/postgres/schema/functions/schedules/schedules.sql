@@ -40,6 +40,7 @@ begin
         raise exception 'schedule % cannot begin at %', p_name, p_first_at
             using errcode = 'PS400', hint = 'Give the first of its times.';
     end if;
+    perform penstock.check_times(array[p_first_at]);
     insert into penstock.schedules (name, kind, spec, runs_as, next_at, updated_at, declared_at)
     values (
         p_name, p_kind, p_spec, p_runs_as, case when p_runs_as <> 'per-worker' then p_first_at end, penstock.clock(), penstock.clock()

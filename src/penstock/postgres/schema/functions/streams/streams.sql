@@ -58,6 +58,11 @@ begin
         raise exception 'sizes, numbers and ages must be positive'
             using errcode = 'PS400', hint = 'null means no limit.';
     end if;
+    -- Infinity too, which clients cannot read.
+    if greatest(changed.segment_age, changed.keep_age, changed.tombstone_age) > interval '366000 days' or changed.tombstone_age < interval '0' then
+        raise exception 'an age is less than nothing, or more than 366,000 days'
+            using errcode = 'PS400', hint = 'A segment_age or keep_age of null means no limit, and a tombstone_age is 0 or more.';
+    end if;
     if changed.encrypted and changed.encrypted_at is null then
         changed.encrypted_at := penstock.clock();
     end if;
