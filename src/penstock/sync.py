@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.streams.sync import SyncStream
     from penstock.topics.models import TopicCounts
     from penstock.topics.sync import SyncTopic
-    from penstock.worker.doctor import Finding
+    from penstock.worker.findings import Finding
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
     from penstock.worker.overview import Overview

@@ -19,7 +19,8 @@ from penstock.core.encryption import Keyring, new_key
 from penstock.groups import queries as ownership
 from penstock.groups.assignors import Candidate, KeyAssign
 from penstock.testing import running_worker
-from penstock.worker.doctor import Finding, examine
+from penstock.worker.doctor import examine
+from penstock.worker.findings import Finding
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"

@@ -18,7 +18,8 @@ from penstock.postgres import health
 from penstock.postgres.database import Database
 from penstock.testing import run_due_jobs
 from penstock.worker import doctor
-from penstock.worker.doctor import Finding, examine
+from penstock.worker.doctor import examine
+from penstock.worker.findings import Finding, worst
 from tests.command_line import penstock
 from tests.http.http_server import TOKEN, serving
 from tests.waiting import eventually
@@ -373,5 +374,5 @@ async def test_a_server_says_what_it_finds_and_the_command_shows_it(app: Penstoc
 
 def test_the_worst_finding_decides() -> None:
     findings = [Finding("a", "ok", ""), Finding("b", "warning", "", "do")]
-    assert (doctor.worst(findings[:1]), doctor.worst(findings)) == ("ok", "warning")
-    assert doctor.worst([*findings, Finding("c", "problem", "", "do")]) == "problem"
+    assert (worst(findings[:1]), worst(findings)) == ("ok", "warning")
+    assert worst([*findings, Finding("c", "problem", "", "do")]) == "problem"

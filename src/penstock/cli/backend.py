@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.streams.group_models import Lag
     from penstock.streams.models import Event, NewEvent, Position, Start, StreamSummary
     from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
-    from penstock.worker.doctor import Finding
+    from penstock.worker.findings import Finding
     from penstock.worker.fleets import FleetRecord, WorkerRecord
     from penstock.worker.leader import LeaderRecord
     from penstock.worker.overview import Overview

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.backend import database_app, server_url, with_backend
 from penstock.cli.output import AsJson, out, print_json
-from penstock.worker.doctor import Finding, worst
+from penstock.worker.findings import Finding, worst
 
 _SHOWN = {"ok": "[green]ok[/green]      ", "warning": "[yellow]warning[/yellow] ", "problem": "[red]problem[/red] "}
 _PROBLEM, _WARNING = 1, 4

@@ -24,7 +24,7 @@ from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRe
 from penstock.jobs.steps import StepRecord
 from penstock.jobs.top import TopRecord, check_top
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
-from penstock.worker.doctor import Finding
+from penstock.worker.findings import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 from penstock.worker.overview import Overview

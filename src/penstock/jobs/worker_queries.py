@@ -166,3 +166,17 @@ class LockedWork:
 async def locked_work(database: Database) -> list[LockedWork]:
     """Up to 1,000 job types, pools and consumer groups with work for which a worker of them lacks the key."""
     return [LockedWork(*row) for row in await database.fetch("select * from penstock.locked_work()")]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """How many jobs of a type were quarantined within a day, and the latest of them."""
+
+    name: str
+    jobs: int
+    latest: UUID
+
+
+async def recently_quarantined(database: Database) -> list[Quarantined]:
+    """The types of the latest 1,000 jobs that were quarantined within a day."""
+    return [Quarantined(*row) for row in await database.fetch("select * from penstock.recently_quarantined()")]

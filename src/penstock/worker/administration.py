@@ -9,7 +9,8 @@ from penstock.core.checks import check_text, refusing_unknown
 from penstock.errors import InvalidInput
 from penstock.postgres.context import Context, Declarations
 from penstock.worker import fleets
-from penstock.worker.doctor import Finding, examine
+from penstock.worker.doctor import examine
+from penstock.worker.findings import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
 from penstock.worker.overview import Overview, look, reading

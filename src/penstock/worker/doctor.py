@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, timedelta
-from typing import Any, ClassVar, Literal
+from datetime import UTC
 
 import asyncpg
-from pydantic import ConfigDict
 
 from penstock._version import __version__
 from penstock.core.logs import describe
-from penstock.core.records import example
 from penstock.errors import PenstockError, SchemaMismatch
 from penstock.history import lake_queries
-from penstock.jobs import type_queries, worker_queries
-from penstock.jobs.records import JobTypeRecord
-from penstock.jobs.top import MOST, TopRecord, top
 from penstock.operations import queries as operation_queries
 from penstock.operations.models import FAILING_BATCH
-from penstock.pools import views as pool_views
 from penstock.postgres import health, migrate, suitability
 from penstock.postgres.database import Database
-from penstock.schedules import queries as schedule_queries
 from penstock.streams import group_queries
 from penstock.streams.group_models import Lag, held_back
-from penstock.worker import fleets, problems
-from penstock.workflows import queries as workflow_queries
+from penstock.worker import work_checks
+from penstock.worker.findings import MOST_NAMED, Finding, named
 
-Level = Literal["ok", "warning", "problem"]
 OLD_SNAPSHOT_S = 300.0
 _MOST_SLOT_BYTES = 1 << 30
 # Autovacuum begins at 20,000 dead rows of queued_jobs and 1,000 of leases: at ten times as many, something holds it off.
@@ -42,34 +32,8 @@ MOST_DEAD_ROWS = {"queued_jobs": 200_000, "leases": 10_000, "workers": 10_000, "
 NOTIFY_S = 5.0
 _MOST_SKEW_S = 1.0
 LAKE_BEHIND_S = 86_400.0
-OLD_TICK_S = 60.0
-_ENDLESS = timedelta(days=1)
-_WAITS_LONG_S = 60.0
 LAG_LONG_S = 60.0
-_MOST_NAMED = 10
 _MOST_OPERATIONS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check found.
-
-    Attributes:
-        check: Name of the check.
-        level: ok, warning or problem.
-        message: What is so.
-        advice: What to do about it; None: nothing.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = example({
-        "check": "workers", "level": "problem", "message": "3 jobs of invoice-shipments wait, and no worker works on this type",
-        "advice": "Start one: penstock worker MODULE:APP. If one runs: does its application declare a handler for this type?",
-    })  # fmt: skip
-
-    check: str
-    level: Level
-    message: str
-    advice: str | None = None
 
 
 async def examine(database: Database) -> list[Finding]:
@@ -92,12 +56,6 @@ async def examine(database: Database) -> list[Finding]:
     return found
 
 
-def worst(findings: Sequence[Finding]) -> Level:
-    """The highest level of the findings."""
-    levels = {finding.level for finding in findings}
-    return "problem" if "problem" in levels else "warning" if "warning" in levels else "ok"
-
-
 async def _versions(database: Database) -> list[Finding]:
     server = await database.fetchval("select current_setting('server_version')")
     return [Finding("schema", "ok", f"the schema fits Penstock {__version__}, on PostgreSQL {server}")]
@@ -109,7 +67,7 @@ async def _settings(database: Database) -> list[Finding]:
     lacking = await suitability.lacking_connections(database)
     if found := [*hindering, *([lacking] if lacking else [])]:
         return [Finding("settings", "warning", one.message, one.advice) for one in found]
-    other = f"; Penstock's own connections have another {_named(overridden)}" if overridden else ""
+    other = f"; Penstock's own connections have another {named(overridden)}" if overridden else ""
     return [Finding("settings", "ok", f"the settings of PostgreSQL hinder no connection{other}")]
 
 
@@ -125,96 +83,6 @@ async def _restored(database: Database) -> list[Finding]:
             )
         ]
     return [Finding("restore", "ok", "the server is the one that was noted")]
-
-
-async def _workers(database: Database) -> list[Finding]:
-    found: list[Finding] = []
-    loads = await pool_views.load_of_types(database, timedelta(minutes=1))
-    found += _first([
-        Finding(
-            "workers",
-            "problem",
-            f"{load.ready} jobs of {load.name} wait, and no worker works on this type",
-            "Start one: penstock worker MODULE:APP. If one runs: does its application declare a handler for this type?",
-        )
-        for load in sorted(loads, key=lambda load: -load.ready)
-        if load.ready and not load.workers
-    ])  # fmt: skip
-    found += _first([
-        Finding(
-            "workers",
-            "warning",
-            f"the oldest job of {load.name} has waited {load.oldest_ready_s:.0f} s for a worker",
-            "See penstock scale advise, and penstock jobs list for what holds the others up.",
-        )
-        for load in sorted(loads, key=lambda load: -(load.oldest_ready_s or 0.0))
-        if load.workers and (load.oldest_ready_s or 0.0) > _WAITS_LONG_S
-    ])  # fmt: skip
-    paused = [record for record in await type_queries.job_types(database) if problems.is_paused(record)]
-    waiting = {one.name: one.ready for one in await _waiting(database, paused)}
-    found += _first([
-        Finding(
-            "workers",
-            "warning",
-            f"{problems.paused_since(record)}, and {waiting[record.name]} jobs wait",
-            problems.end_of_pause(record),
-        )
-        for record in paused
-        if waiting.get(record.name)
-    ])  # fmt: skip
-    found += await _quarantined(database)
-    idle = sorted(load.name for load in loads if not load.workers and not load.ready and not waiting.get(load.name))
-    if idle:
-        found.append(
-            Finding("workers", "warning", f"no worker works on {_named(idle)}", "Nothing waits. Start one before something does.")
-        )
-    for worker in await fleets.workers(database):
-        if not worker.alive:
-            continue
-        if worker.blocked_since is not None:
-            found.append(
-                Finding(
-                    "workers",
-                    "problem",
-                    f"the event loop of {worker.id} makes no progress: {worker.blocked_by or 'something'} blocks it",
-                    'Declare the handler without async, or with executor="process"; restart the worker if it does not end.',
-                )
-            )
-        found += [
-            Finding(
-                "workers",
-                "problem",
-                f"the consumer {consumer} has ended in {worker.id}: it halted",
-                "Correct the cause, which penstock workers --json shows, and restart the worker.",
-            )
-            for consumer in worker.halted
-        ]
-    return found or [Finding("workers", "ok", f"workers work on all {len(loads)} job types")]
-
-
-async def _quarantined(database: Database) -> list[Finding]:
-    rows = await database.fetch(
-        "select name, count(*) as jobs, (array_agg(id order by finished_at desc))[1] as latest"
-        " from (select name, id, finished_at from penstock.archived_jobs"
-        " where status <> 'succeeded' and finished_at > penstock.clock() - interval '1 day' and reason = 'quarantined'"
-        " order by finished_at desc limit 1000) as quarantined group by name order by jobs desc, name"
-    )
-    return _first([
-        Finding(
-            "workers",
-            "warning",
-            f"{row['jobs']} jobs of {row['name']} were quarantined within a day: they cannot be read, or ended workers that ran "
-            "nothing else",
-            f"See why: penstock jobs show {row['latest']}. When the cause is gone, run them again: penstock jobs replay ID.",
-        )
-        for row in rows
-    ])  # fmt: skip
-
-
-async def _waiting(database: Database, paused: Sequence[JobTypeRecord]) -> list[TopRecord]:
-    if not paused:
-        return []
-    return await top(database, "types", names=[record.name for record in paused[:MOST]], limit=MOST)
 
 
 async def _snapshots(database: Database) -> list[Finding]:
@@ -297,7 +165,7 @@ async def _archive(database: Database) -> list[Finding]:
             Finding(
                 "archive",
                 "warning",
-                f"the archive has no partition for {_named(missing)}",
+                f"the archive has no partition for {named(missing)}",
                 "Workers make it ahead of time: start one. If one runs, its log says why maintenance fails.",
             )
         ]
@@ -356,110 +224,17 @@ def _behind(group: health.GroupLag, lags: Sequence[Lag]) -> Finding:
         return Finding(
             "streams",
             "warning",
-            f"{message}: partitions are paused: {_named(paused)}",
+            f"{message}: partitions are paused: {named(paused)}",
             f"When the reason is gone: penstock streams resume {_of(group)}",
         )
     if unowned := [lag.partition for lag in late if lag.owner is None]:
         return Finding(
             "streams",
             "warning",
-            f"{message}: no worker consumes the partitions {_named(unowned)}",
+            f"{message}: no worker consumes the partitions {named(unowned)}",
             "Start a worker whose application declares the consumer; when the group is no longer needed, drop it.",
         )
     return Finding("streams", "warning", message, f"See {see}. Start more workers, up to the number of partitions.")
-
-
-async def _workflows(database: Database) -> list[Finding]:
-    found: list[Finding] = []
-    amounts = {one.gauge: one.amount for one in await health.gauges(database)}
-    if (age := amounts["workflow_tick_seconds"]) > OLD_TICK_S:
-        found.append(
-            Finding(
-                "workflows",
-                "problem",
-                f"what waits for jobs that have ended was not released for {age:.0f} s",
-                "Start a worker or a server, whose maintenance does it. If one runs, its log says why maintenance fails, or a "
-                "transaction that stays open has locked a job group or a waiting job: see the transactions.",
-            )
-        )
-    found += [
-        Finding(
-            "workflows",
-            "problem",
-            f"job {stuck.job} of {stuck.name} waits for {stuck.after}, which has ended or is gone",
-            f"Cancel it, and enqueue it again: penstock jobs cancel {stuck.job}. Please report it, since this does not happen.",
-        )
-        for stuck in await workflow_queries.stuck_dependencies(database)
-    ]
-    endless = await workflow_queries.endless_waits(database, _ENDLESS)
-    if signals := [f"{wait.id} of {wait.name} for {wait.waits_for}" for wait in endless if wait.kind == "signal"]:
-        found.append(
-            Finding(
-                "workflows",
-                "warning",
-                f"jobs have waited for more than a day for a signal, without a timeout: {_named(signals)}",
-                "Send it, penstock jobs signal ID NAME VALUE, or end the job: penstock jobs cancel ID. Give the wait a timeout "
-                "where the signal may not come: job.wait_for(..., timeout=...).",
-            )
-        )
-    if unsealed := [wait.name for wait in endless if wait.kind == "group"]:
-        found.append(
-            Finding(
-                "workflows",
-                "warning",
-                f"job groups that are not sealed have not changed for a day: {_named(unsealed)}",
-                "Open each again with async with, which seals it, or end it: penstock workflows cancel NAME. "
-                "One whose children have ended is cancelled after a week, or after keep, by penstock.prune, which workers call; "
-                "without workers it stays open.",
-            )
-        )
-    return found or [Finding("workflows", "ok", "what waits for other jobs is released when they end")]
-
-
-async def _keys(database: Database) -> list[Finding]:
-    """What waits for a key of encryption that a worker of it lacks."""
-    found: list[Finding] = []
-    for work in await worker_queries.locked_work(database):
-        lacks = f"lack the key {work.key_id} of {work.name}" if work.key_id else f"have no key, and {work.name} is encrypted"
-        if work.holders:
-            message = f"workers {lacks}: {_named(work.lacking)}; what is encrypted goes to {_named(work.holders)} alone"
-        else:
-            message = f"workers {lacks}, and no other worker of it has it: {_named(work.lacking)}; what is encrypted waits"
-        found.append(
-            Finding(
-                "keys",
-                "warning" if work.holders else "problem",
-                message,
-                "Give them the keys that the producers have: Penstock(keys=[...]), or PENSTOCK_KEYS; penstock keys list shows "
-                "the ids of keys.",
-            )
-        )
-    return _first(found) or [Finding("keys", "ok", "no work waits for a key of encryption that a worker lacks")]
-
-
-async def _schedules(database: Database) -> list[Finding]:
-    """Schedules that two applications declare with other times, and time zones whose rules differ between machines."""
-    found = []
-    for subject, stored, said, workers in await schedule_queries.differences(database):
-        if stored is None:
-            found.append(
-                Finding(
-                    "schedules",
-                    "warning",
-                    f"the rules of the time zone {subject} differ between machines: {_named(workers)} have {said}",
-                    "Update tzdata on all of them, as a package of the system and of Python, and restart the workers.",
-                )
-            )
-        else:
-            found.append(
-                Finding(
-                    "schedules",
-                    "warning",
-                    f"schedule {subject} runs by {stored}, and {_named(workers)} declare it as {said} and do not run it",
-                    "Restart them with the code that the others have, or give one of the two schedules another name.",
-                )
-            )
-    return found[:_MOST_NAMED] or [Finding("schedules", "ok", "all workers have the same schedules and time zones")]
 
 
 async def _lakes(database: Database) -> list[Finding]:
@@ -491,37 +266,23 @@ async def _operations(database: Database) -> list[Finding]:
         for one in await operation_queries.operations(database, _MOST_OPERATIONS, running=True)
         if one.error is not None and one.error.startswith(FAILING_BATCH)
     ]
-    return found[:_MOST_NAMED] or [Finding("operations", "ok", "no operation fails")]
+    return found[:MOST_NAMED] or [Finding("operations", "ok", "no operation fails")]
 
 
 _CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
     "schema": _versions,
     "settings": _settings,
     "restore": _restored,
-    "workers": _workers,
+    "workers": work_checks.workers,
     "transactions": _snapshots,
     "vacuum": _dead_rows,
     "notifications": _notifications,
     "clock": _clock,
     "archive": _archive,
     "streams": _streams,
-    "schedules": _schedules,
-    "workflows": _workflows,
-    "keys": _keys,
+    "schedules": work_checks.schedules,
+    "workflows": work_checks.workflows,
+    "keys": work_checks.keys,
     "operations": _operations,
     "lakes": _lakes,
 }
-
-
-def _first(findings: list[Finding]) -> list[Finding]:
-    """The first ten findings of one kind about job types, and how many more there are: thousands would hide all others."""
-    rest = len(findings) - _MOST_NAMED
-    if rest <= 0:
-        return findings
-    more = f"the same holds for {rest} more job types"
-    return [*findings[:_MOST_NAMED], replace(findings[-1], message=more, advice="See penstock stats and penstock types list.")]
-
-
-def _named(names: Sequence[Any]) -> str:
-    shown = ", ".join(str(name) for name in names[:_MOST_NAMED])
-    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"

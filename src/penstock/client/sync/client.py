@@ -44,7 +44,7 @@ from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
-from penstock.worker.doctor import Finding
+from penstock.worker.findings import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 from penstock.worker.overview import Overview

@@ -48,7 +48,7 @@ from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.jobs.models import Settlement as JobSettlement
 from penstock.postgres.database import Database
 from penstock.worker import fleets
-from penstock.worker.doctor import Finding
+from penstock.worker.findings import Finding
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 
 api = router("workers")

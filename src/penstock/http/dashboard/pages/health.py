@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.http.dashboard.view import Page, Shown, View
-from penstock.worker.doctor import examine, worst
+from penstock.worker.doctor import examine
+from penstock.worker.findings import worst
 
 _KEPT_S = 30.0
 _RANK = {"problem": 0, "warning": 1, "ok": 2}

@@ -25,7 +25,7 @@ declare
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'ended_runs', 'scan',
         'growths', 'database_gauges', 'stream_lags', 'lake_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'schedule_differences', 'handler_list', 'leader_list', 'preview_operation',
-        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'endless_waits', 'locked_work', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
+        'top', 'group_list', 'group_of', 'workflow_runs', 'workflow_steps', 'stuck_dependencies', 'endless_waits', 'locked_work', 'recently_quarantined', 'steps_shown', 'restored', 'is_unfenced', 'server_identity', 'restore_report',
         'search_waiting', 'search_finished', 'recent_failures', 'failure_groups', 'history_of', 'rates_of', 'type_rates',
         'job_marks', 'work_of_transaction'
     ];

@@ -146,3 +146,26 @@ as $$
 $$;
 comment on function penstock.quarantined_in(xid8) is
     'How many jobs of each type a transaction has quarantined: for the metrics of the process that called recover or quarantine_unreadable.';
+
+create or replace function penstock.recently_quarantined()
+returns table (name text, jobs bigint, latest uuid)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select job.name, count(*), (array_agg(job.id order by job.finished_at desc))[1]
+    from (
+        select archived.name, archived.id, archived.finished_at
+        from penstock.archived_jobs as archived
+        where archived.status <> 'succeeded'
+            and archived.finished_at > penstock.clock() - interval '1 day'
+            and archived.reason = 'quarantined'
+        order by archived.finished_at desc
+        limit 1000
+    ) as job
+    group by job.name
+    order by count(*) desc, job.name
+$$;
+comment on function penstock.recently_quarantined() is
+    'The job types of which jobs were quarantined within a day, the most first: how many of the latest 1,000, and the latest of them.';
