@@ -98,8 +98,10 @@ def dequeue(
     """
     from penstock.integrations.rickover.downstream import DownstreamWorker
     from penstock.integrations.rickover.service import DownstreamSettings
+    from penstock.postgres.rights import takes_part_as
     from penstock.worker.worker import stop_on
 
+    takes_part_as("worker")
     require_database()
     check_log(log_format)
     address = metrics_address(metrics)

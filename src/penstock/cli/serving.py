@@ -39,7 +39,8 @@ from penstock.pools.service import new_member_id
 from penstock.postgres.credentials import with_password
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.postgres.migrate import MigrationPlan
-from penstock.worker import Worker
+from penstock.postgres.rights import takes_part_as
+from penstock.worker import Worker, retention
 from penstock.worker.handler_calls import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
@@ -152,7 +153,12 @@ def migrate(
     async def run() -> Any:
         app = database_app()
         try:
-            return await (app.plan_migration() if dry_run or as_sql else app.migrate())
+            if dry_run or as_sql:
+                return await app.plan_migration()
+            migrated = await app.migrate()
+            # With the rights of the owner, which workers need not have.
+            await retention.store(await app.database(), app.settings)
+            return migrated
         finally:
             await app.close()
 
@@ -257,6 +263,7 @@ def run_worker(command: WorkerCommand, told: Told | None = None, *, metrics: tup
         told: Its supervisor, which also gets its reports.
         metrics: Address to serve metrics at.
     """
+    takes_part_as("worker")
     app = load(command.target)
     logs.configure(command.log_format)
     if command.concurrency is not None:

@@ -241,7 +241,7 @@ class Membership:
                     leaving = True
                     # The other members take each slot when it is drained, not when all slots are.
                     with suppress(NotFound):
-                        await self._call(balance.drain(self._database, self.group, self.id, self._assign))
+                        await self._call(balance.hand_over(self._database, self.group, self.id, self._session, self._assign))
                 await self._beat()
                 if leaving and self._state.empty:
                     with suppress(NotFound):  # the group was dropped

@@ -202,6 +202,11 @@ async def drain_member(transaction: Transaction, name: str, member: str, drain: 
     return _group(await transaction.fetchrow("select * from penstock.drain_member($1, $2, $3)", name, member, drain))
 
 
+async def hand_over_slots(transaction: Transaction, name: str, member: str, session: UUID) -> Group:
+    """Drain the member of this session, which stops; the group stays locked. Raises `NotFound`."""
+    return _group(await transaction.fetchrow("select * from penstock.hand_over_slots($1, $2, $3)", name, member, session))
+
+
 async def keep_alive(
     database: Database,
     worker: str | None,

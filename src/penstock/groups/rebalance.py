@@ -99,6 +99,12 @@ async def drain(database: Database, group: str, member: str, assign: KeyAssign |
         await _assign(transaction, await ownership.drain_member(transaction, group, member, drain), assign)
 
 
+async def hand_over(database: Database, group: str, member: str, session: UUID, assign: KeyAssign | None) -> None:
+    """Drain the member of this session, which stops. Raises `NotFound`."""
+    async with database.transaction() as transaction:
+        await _assign(transaction, await ownership.hand_over_slots(transaction, group, member, session), assign)
+
+
 async def _assign(transaction: Transaction, group: ownership.Group, assign: KeyAssign | None, *, keep: bool = False) -> int:
     if group.assignor == "custom" and assign is None:
         # This process, such as a command line, does not have the rule; a member that has it will find the targets missing.

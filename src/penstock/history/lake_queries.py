@@ -286,6 +286,11 @@ async def prune_history(database: Database, keep: timedelta) -> int:
     return int(await database.fetchval("select penstock.prune_history($1)", keep))
 
 
+async def prune_history_due(database: Database) -> int:
+    """As `prune_history`, by the retention that the database has."""
+    return int(await database.fetchval("select penstock.prune_history_due()"))
+
+
 async def swap_files(database: Database, lake: str, gone: Sequence[str], batch: int, files: Sequence[LakeFile]) -> None:
     """Replace files by others with the same rows. Raises `Conflict`."""
     await database.fetch("select penstock.swap_lake_files($1, $2, $3, $4::jsonb)", lake, gone, batch, _dump(files))

@@ -69,6 +69,7 @@ from penstock.http.workflows import runs as workflow_runs
 from penstock.jobs import workflow_ticks
 from penstock.postgres.listener import Listener
 from penstock.postgres.notifications import Kind, Notifications
+from penstock.postgres.rights import takes_part_as
 from penstock.postgres.schema_watch import left_behind
 from penstock.worker import maintenance
 from penstock.worker.exposition import database_families
@@ -109,6 +110,7 @@ def create_app(
         on_left_behind: Called when a migration has made the schema one that this version cannot use; until it is ended the
             application answers 503.
     """
+    takes_part_as("server")
     http_settings = settings or HttpSettings.read()
     penstock = app or Penstock()
     penstock.context.settings = penstock.settings.model_copy(update={"pool_size": http_settings.pool_size})
@@ -311,12 +313,13 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
 async def _with_token(settings: HttpSettings, announce: Any) -> tuple[HttpSettings, str]:
     """The settings, with a token when there are no users and this machine alone can reach the server; and the path of a login."""
+    takes_part_as("server")
     secret = new_secret()
     app = Penstock()
     await app.open(timeout=app.settings.start_timeout)
     async with app:
         database = await app.database()
-        there_are_users = bool(await users.list_users(database))
+        there_are_users = await users.has_users(database)
         alone = not there_are_users and settings.token is None and _loopback(settings.host)
         link = f"login?token={await new_link(database, secret)}" if alone else ""
     if there_are_users or settings.token is not None:

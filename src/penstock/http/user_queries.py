@@ -57,6 +57,11 @@ async def list_users(database: Database) -> list[UserRecord]:
     return [UserRecord(*tuple(row)) for row in await database.fetch("select * from penstock.list_users()")]
 
 
+async def has_users(database: Database) -> bool:
+    """Whether there are any."""
+    return bool(await database.fetchval("select penstock.has_users()"))
+
+
 async def find_user(database: Database, name: str) -> UserSecret | None:
     """One user, or None."""
     row = await database.fetchrow("select * from penstock.find_user($1)", name)

@@ -76,6 +76,34 @@ async def prune(database: Database, keep: timedelta | None) -> dict[str, int]:
     return {row["partition"]: row["jobs"] for row in await database.fetch("select * from penstock.prune($1)", keep)}
 
 
+async def prune_due(database: Database) -> dict[str, int]:
+    """As `prune`, by the retention that the database has, and a bounded part of it: until nothing is left to drop."""
+    return {row["partition"]: row["jobs"] for row in await database.fetch("select * from penstock.prune_due()")}
+
+
+async def may_change_retention(database: Database) -> bool:
+    """Whether the role that is logged in may store any retention, and not only a longer one."""
+    return bool(await database.fetchval("select has_function_privilege('penstock.change_retention(text, interval)', 'execute')"))
+
+
+async def change_retention(database: Database, kind: str, keep: timedelta | None) -> bool:
+    """Store how long workers keep finished jobs and messages (`jobs`), or what comes back from lakes (`history`). None: for ever.
+
+    Returns whether that is a change.
+    """
+    return bool(await database.fetchval("select penstock.change_retention($1, $2)", kind, keep))
+
+
+async def lengthen_retention(database: Database, kind: str, keep: timedelta | None) -> bool:
+    """As `change_retention`, if it is longer than what is stored."""
+    return bool(await database.fetchval("select penstock.lengthen_retention($1, $2)", kind, keep))
+
+
+async def stored_retention(database: Database) -> dict[str, timedelta | None]:
+    """How long workers keep things, by kind."""
+    return {row["kind"]: row["keep"] for row in await database.fetch("select kind, keep from penstock.retention")}
+
+
 async def register_worker(
     database: Database,
     worker: str,

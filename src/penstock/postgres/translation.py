@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 import asyncpg
 
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError, Unreadable, of_sqlstate
+from penstock.postgres.rights import hint_for
 
 # Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and
 # transactions that the server ended for idling or for taking too long.
@@ -67,7 +68,7 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
     if sqlstate == "42501":
         return PenstockError(
             f"the database refuses: {message}",
-            hint="Let the schema's owner run: select penstock.grant_access('<role>', 'worker');",
+            hint=hint_for(message),
         )
     if sqlstate in _OF_A_POOLER and "prepared statement" in message:
         return DatabaseUnavailable(

@@ -244,6 +244,11 @@ async def prune_messages(database: Database, keep: timedelta) -> int:
     return int(await database.fetchval("select penstock.prune_messages($1)", keep))
 
 
+async def prune_messages_due(database: Database) -> int:
+    """As `prune_messages`, by the retention that the database has."""
+    return int(await database.fetchval("select penstock.prune_messages_due()"))
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()

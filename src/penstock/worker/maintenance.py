@@ -16,7 +16,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 from penstock.core import measuring
@@ -28,10 +27,11 @@ from penstock.jobs import worker_queries, workflow_ticks
 from penstock.operations import queries as operations
 from penstock.operations.vacuuming import vacuum_erased
 from penstock.postgres.database import Database
-from penstock.settings import Settings, longest_kept
+from penstock.settings import Settings
 from penstock.streams import queries as streams
 from penstock.streams.maintenance import maintain
 from penstock.topics import queries as topics
+from penstock.worker import retention
 from penstock.worker.rates import keep_writing
 from penstock.workflows import queries as workflows
 
@@ -57,7 +57,7 @@ class Maintenance:
 
     Args:
         database: Database to maintain.
-        settings: Intervals, and how long the archive is kept.
+        settings: Intervals, and how long the archive is kept, which it stores in the database.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -75,8 +75,8 @@ class Maintenance:
         self._all_workflows_due = False
         # Of streams: how many rounds more they are left out, and how many the next time.
         self._left_out: dict[str, tuple[int, int]] = {}
-        self._more_messages = False
-        self._more_history = False
+        self._more: list[Callable[[], Awaitable[bool]]] = []
+        self._retention_stored = False
 
     def look(self) -> None:
         """Look for due jobs: one may be due sooner than was known."""
@@ -159,8 +159,11 @@ class Maintenance:
         pruned_at = maintained_at = time.monotonic()
         everything_at = pruned_at + self._everything_s()
         while True:
+            if not self._retention_stored:
+                # At the start, so that no process deletes by a retention that is shorter than what this one was told.
+                await self._try(self._store_retention())
             within_s = min(max(everything_at - time.monotonic(), 0.0), self._maintain_every_s())
-            if self._more_messages or self._more_history:
+            if self._more:
                 within_s = min(within_s, self._interval_s() * self._share())
             await wait_for_event(self._recovery_due, within_s)
             self._recovery_due.clear()
@@ -175,19 +178,14 @@ class Maintenance:
             if "topics" in due and time.monotonic() - maintained_at > self._maintain_every_s():
                 maintained_at = time.monotonic()
                 await self._try(self._maintain_topics())
-            keep = longest_kept(self._settings.keep)
-            if time.monotonic() - pruned_at > PRUNE_EVERY_S * self._share():
+            if self._retention_stored and time.monotonic() - pruned_at > PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
                 await self._try(self._prune_staged())
-                self._more_messages = self._more_history = True
-                await self._try(self._prune(keep))
-            if keep is not None and self._more_messages:
-                # One batch in each round, so that recovery does not wait.
-                self._more_messages = False
-                await self._try(self._prune_messages(keep))
-            if self._settings.keep_history is not None and self._more_history:
-                self._more_history = False
-                await self._try(self._prune_history(self._settings.keep_history))
+                self._more = [self._prune, self._prune_messages, self._prune_history]
+            # One batch of each in each round, so that recovery does not wait.
+            more, self._more = self._more, []
+            for prune in more:
+                await self._try(self._prune_once(prune))
 
     async def _advance_operations(self) -> None:
         """Advance the operations on all jobs that match a filter, batch by batch, until cancelled."""
@@ -296,9 +294,19 @@ class Maintenance:
         while await worker_queries.expire(self._database) == 1000:
             await asyncio.sleep(0)
 
-    async def _prune(self, keep: timedelta | None) -> None:
-        for partition, count in (await worker_queries.prune(self._database, keep)).items():
+    async def _store_retention(self) -> None:
+        await retention.store(self._database, self._settings)
+        self._retention_stored = True
+
+    async def _prune_once(self, prune: Callable[[], Awaitable[bool]]) -> None:
+        if await prune():
+            self._more.append(prune)
+
+    async def _prune(self) -> bool:
+        dropped = await worker_queries.prune_due(self._database)
+        for partition, count in dropped.items():
             log.info("archive_pruned", partition=partition, jobs=count)
+        return bool(dropped)
 
     async def _prune_staged(self) -> None:
         pruned = 0
@@ -307,15 +315,15 @@ class Maintenance:
         if pruned:
             log.info("staged_rows_pruned", rows=pruned)
 
-    async def _prune_messages(self, keep: timedelta) -> None:
-        if messages := await topics.prune_messages(self._database, keep):
-            self._more_messages = True
+    async def _prune_messages(self) -> bool:
+        if messages := await topics.prune_messages_due(self._database):
             log.info("messages_pruned", messages=messages)
+        return messages > 0
 
-    async def _prune_history(self, keep: timedelta) -> None:
-        if rows := await lake_queries.prune_history(self._database, keep):
-            self._more_history = True
+    async def _prune_history(self) -> bool:
+        if rows := await lake_queries.prune_history_due(self._database):
             log.info("history_pruned", rows=rows)
+        return rows > 0
 
     async def _maintain_topics(self) -> None:
         ended, removed = await topics.maintain(self._database)

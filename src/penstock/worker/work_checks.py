@@ -147,8 +147,8 @@ async def workflows(database: Database) -> list[Finding]:
                 "warning",
                 f"job groups that are not sealed have not changed for a day: {named(unsealed)}",
                 "Open each again with async with, which seals it, or end it: penstock workflows cancel NAME. "
-                "One whose children have ended is cancelled after a week, or after keep, by penstock.prune, which workers call; "
-                "without workers it stays open.",
+                "One whose children have ended is cancelled after a week, or after keep, by penstock.prune_due, which workers "
+                "call; without workers it stays open.",
             )
         )
     return found or [Finding("workflows", "ok", "what waits for other jobs is released when they end")]

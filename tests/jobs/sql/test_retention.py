@@ -21,7 +21,7 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CLASSES = (1, 3, 7, 30, 90, 365)
 # On a loaded machine a test may hold its lock for longer than prune waits. The server finds a circle after a second in any case.
-PATIENT = "alter function penstock.prune(interval) set lock_timeout = '60s'"
+PATIENT = "alter function penstock.prune(interval, integer) set lock_timeout = '60s'"
 
 
 async def at(sql: Sql, moment: datetime) -> None:

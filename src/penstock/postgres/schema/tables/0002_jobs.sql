@@ -150,9 +150,9 @@ comment on column penstock.jobs.backoff_cap is 'The longest delay before a retry
 comment on column penstock.jobs.backoff_jitter is 'Share of the delay that is random, 0 to 1: 0.1 is plus or minus 10 %.';
 comment on column penstock.jobs.rate_limit is 'Most jobs started within any rate_period over all workers; null: no limit.';
 comment on column penstock.jobs.rate_period is 'The period of rate_limit.';
-comment on column penstock.jobs.keep_succeeded is 'How long jobs that succeeded are kept in the archive; null: as long as prune is told.';
+comment on column penstock.jobs.keep_succeeded is 'How long jobs that succeeded are kept in the archive; null: as long as the table retention says.';
 comment on column penstock.jobs.keep_failed is
-    'How long jobs that failed, expired or were cancelled are kept in the archive; null: as long as prune is told.';
+    'How long jobs that failed, expired or were cancelled are kept in the archive; null: as long as the table retention says.';
 comment on column penstock.jobs.keep_result is 'Whether what a handler returns is kept in archived_jobs.result.';
 comment on column penstock.jobs.paused_at is 'Since when the type is paused; null: it is not.';
 comment on column penstock.jobs.topic is 'The topic of which this is the queue of a subscriber; null: a job type of its own.';
@@ -461,12 +461,30 @@ create table penstock.retention_classes (
 );
 comment on table penstock.retention_classes is
     'How long finished jobs can be kept: what a job type declares is rounded up to the next class. Each class has partitions of its own.';
-comment on column penstock.retention_classes.keep is 'The days for which its jobs are kept; 0: as long as prune is told.';
+comment on column penstock.retention_classes.keep is 'The days for which its jobs are kept; 0: as long as the table retention says.';
 comment on column penstock.retention_classes.days is 'The days that one of its partitions covers, so that no class has many.';
 comment on column penstock.retention_classes.in_use is 'Whether a job type has ever used it. Partitions are made ahead of time for these only.';
 
 insert into penstock.retention_classes (keep, days, in_use)
 values (0, 1, true), (1, 1, false), (3, 1, false), (7, 1, false), (30, 3, false), (90, 7, false), (365, 30, false);
+
+-- Stored, and not an argument of those who prune: a worker may prune, and may not say when.
+create table penstock.retention (
+    kind text primary key,
+    keep interval default null,
+    changed_at timestamptz,
+    constraint retention_kind_check check (kind in ('jobs', 'history')),
+    constraint retention_keep_check check (keep >= interval '0' and keep <= interval '366000 days')
+);
+comment on table penstock.retention is
+    'How long workers keep what has no span of its own. Access admin changes it; a worker may only ask for more.';
+comment on column penstock.retention.kind is
+    'jobs: finished jobs of types that do not say it (retention class 0), and messages of topics; history: what comes back from lakes.';
+comment on column penstock.retention.keep is 'For how long; null: for ever.';
+comment on column penstock.retention.changed_at is 'When it was changed last; null: never, it is the default.';
+
+insert into penstock.retention (kind, keep)
+values ('jobs', interval '30 days'), ('history', interval '365 days');
 
 -- Neither table of the tree has a primary key but the leaves: one of the whole would have to contain the class.
 create table penstock.archived_jobs (

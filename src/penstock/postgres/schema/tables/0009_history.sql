@@ -12,7 +12,7 @@
 -- transaction that also records the batch in lakes. A file without a row in lake_files is not part of the lake.
 --
 -- The files are kept until they are deleted by hand. What came back from them into rollups, worker_use, run_history and
--- failure_signatures is for reports and the dashboard, and prune_history deletes it when it is older than the setting keep_history.
+-- failure_signatures is for reports and the dashboard, and prune_history deletes it when it is older than the table retention says.
 
 create table penstock.pruned_days (
     day date primary key,

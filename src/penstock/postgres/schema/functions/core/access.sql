@@ -41,7 +41,7 @@ declare
         'claim', 'claim_alone', 'promise_to_begin', 'begin_jobs', 'has_isolated_jobs', 'next_alone', 'isolate', 'keep_alive',
         'extend', 'settle', 'finish', 'confirm_finished', 'note_halted', 'note_keys', 'missing_keys', 'leave_to_callback', 'report_progress', 'append_log', 'write_steps', 'begin_waits', 'child_ids', 'fill_group', 'register_worker', 'end_workers', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'quarantined_in', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'due_work', 'promote', 'expire', 'recover',
-        'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
+        'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'hand_over_slots', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'need_keys', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
         'standing_of', 'refuse_standing', 'begin_standing', 'enter_standing', 'acquit_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'maintain_topics',
@@ -49,17 +49,17 @@ declare
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'streams_to_maintain', 'maintain_stream', 'compact_stream',
         'drop_retired', 'advance_operation', 'resolve_workflows', 'step_results', 'kept_steps', 'kept_results', 'tables_to_vacuum', 'vacuum_waits',
         'declare_schedule', 'look_at_schedule', 'enqueue_run', 'bring_forward', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run', 'note_handlers', 'declare_leader_task', 'check_leader', 'note_leader',
-        'note_rates', 'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
+        'prune_due', 'prune_messages_due', 'prune_history_due', 'lengthen_retention', 'note_rates', 'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
-        'create_job_type', 'change_job_type', 'declare_job_type', 'drop_job_type', 'drop_pool', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
+        'create_job_type', 'change_job_type', 'declare_job_type', 'drop_job_type', 'drop_pool', 'pause', 'resume', 'prune', 'change_retention', 'quarantine', 'add_user', 'remove_user',
         'list_users', 'find_user', 'find_users', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages', 'prune_history',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule',
         'change_topic', 'preview_erasure', 'start_erasure', 'cancel_erasure', 'fence_restored', 'erase_lake_file', 'fence_lake', 'finish_lake', 'finish_erasure'
     ];
     serving constant text[] := array[
-        'declare_job_type', 'settle_attempts', 'find_user', 'find_users', 'open_session', 'find_session', 'use_link', 'close_session', 'begin_change',
+        'declare_job_type', 'settle_attempts', 'has_users', 'find_user', 'find_users', 'open_session', 'find_session', 'use_link', 'close_session', 'begin_change',
         'end_change', 'list_changes', 'mute_failures', 'unmute_failures'
     ];
 begin

@@ -271,6 +271,46 @@ $$;
 comment on function penstock.set_metadata(text, text, jsonb) is
     'Changes the metadata of a member. With the assignor custom, compute targets in the same transaction.';
 
+create or replace function penstock.set_draining(p_group penstock.groups, p_member penstock.members, p_drain boolean)
+returns penstock.groups
+language plpgsql
+as $$
+begin
+    if (p_member.state = 'draining') <> p_drain then
+        update penstock.members
+        set state = case when p_drain then 'draining' else 'active' end
+        where group_name = p_group.name and id = p_member.id;
+        p_group := penstock.new_generation(p_group.name);
+        -- A call from psql computes no targets: let a member do it now.
+        perform penstock.tell_member(p_group.name, p_member.id);
+    end if;
+    return p_group;
+end
+$$;
+comment on function penstock.set_draining(penstock.groups, penstock.members, boolean) is
+    'Part of drain_member and hand_over_slots: a member of a locked group drains, or takes part again. Returns the group.';
+
+create or replace function penstock.hand_over_slots(p_group text, p_member text, p_session uuid)
+returns penstock.groups
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    locked penstock.groups;
+    leaving penstock.members;
+begin
+    locked := penstock.lock_group(p_group);
+    select * into leaving from penstock.members where group_name = p_group and id = p_member and session = p_session;
+    if not found then
+        perform penstock.refuse_member(p_group, p_member);
+    end if;
+    return penstock.set_draining(locked, leaving, true);
+end
+$$;
+comment on function penstock.hand_over_slots(text, text, uuid) is
+    'A member that stops drains itself: its slots move to the others one by one, as it releases them. Compute targets in the same transaction. Idempotent. PS404 when there is no such membership.';
+
 create or replace function penstock.drain_member(p_group text, p_member text, p_drain boolean default true)
 returns penstock.groups
 language plpgsql
@@ -279,24 +319,16 @@ set search_path = penstock, pg_temp
 as $$
 declare
     locked penstock.groups;
-    state_then text;
+    present penstock.members;
 begin
     locked := penstock.lock_group(p_group);
-    select members.state into state_then from penstock.members where group_name = p_group and id = p_member;
+    select * into present from penstock.members where group_name = p_group and id = p_member;
     if not found then
         perform penstock.refuse_member(
             p_group, p_member, format('List the members: select id from penstock.group_members(%L);', left(p_group, 100))
         );
     end if;
-    if (state_then = 'draining') <> p_drain then
-        update penstock.members
-        set state = case when p_drain then 'draining' else 'active' end
-        where group_name = p_group and id = p_member;
-        locked := penstock.new_generation(p_group);
-        -- A call from psql computes no targets: let a member do it now.
-        perform penstock.tell_member(p_group, p_member);
-    end if;
-    return locked;
+    return penstock.set_draining(locked, present, p_drain);
 end
 $$;
 comment on function penstock.drain_member(text, text, boolean) is

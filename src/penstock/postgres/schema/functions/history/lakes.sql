@@ -365,6 +365,25 @@ $$;
 comment on function penstock.prune_history(interval, integer) is
     'Deletes rollups, worker use, runs of workflows and failures that came back from lakes and are older than p_keep: up to p_limit of each kind and lake. Returns how many; call it until it is 0. The files of the lakes stay.';
 
+create or replace function penstock.prune_history_due(p_limit integer default 1000)
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    keep constant interval := penstock.kept('history');
+begin
+    perform penstock.check_limit(p_limit, 100000);
+    if keep is null then
+        return 0;
+    end if;
+    return penstock.prune_history(keep, p_limit);
+end
+$$;
+comment on function penstock.prune_history_due(integer) is
+    'As prune_history, by the stored retention: what a worker calls. Returns how many rows; call it until it is 0.';
+
 create or replace function penstock.failure_report(p_lake text, p_until date, p_days integer default 7)
 returns table (
     name text, kind text, message text, signature text, failures bigint, failures_before bigint, new boolean, sample text, sample_id uuid,

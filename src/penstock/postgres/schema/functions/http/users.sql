@@ -69,6 +69,17 @@ as $$
 $$;
 comment on function penstock.list_users() is 'The users of the HTTP API, without their secrets.';
 
+create or replace function penstock.has_users()
+returns boolean
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select exists (select from penstock.users)
+$$;
+comment on function penstock.has_users() is 'Whether the HTTP API has users, which a server asks when it starts: without any, only this machine may reach it.';
+
 create or replace function penstock.find_user(p_name text)
 returns table (name text, role text, types text[], secret_hash text, mark bytea)
 language sql

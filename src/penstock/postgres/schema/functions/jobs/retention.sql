@@ -3,7 +3,7 @@
 -- A job type says how long its jobs are kept that succeeded, and that ended otherwise (keep_succeeded, keep_failed). Each span is rounded up
 -- to a retention class, and a job is archived with its class. So nothing is ever deleted row by row: the partitions of each class are
 -- dropped when all that is in them has been kept for long enough. Class 0 has the jobs of types that say nothing, which
--- are kept for as long as the caller of prune says. docs/decisions/0030-retention-classes.md has the reasons.
+-- are kept for as long as the table retention says. docs/decisions/0030-retention-classes.md has the reasons.
 
 create or replace function penstock.retention_class(p_keep interval)
 returns smallint
@@ -24,7 +24,7 @@ as $$
     )::smallint
 $$;
 comment on function penstock.retention_class(interval) is
-    'The retention class of jobs that are to be kept for this long: the next of 1, 3, 7, 30, 90 and 365 days; 0: as long as prune is told.';
+    'The retention class of jobs that are to be kept for this long: the next of 1, 3, 7, 30, 90 and 365 days; 0: as long as the table retention says.';
 
 create or replace function penstock.class_of_type(p_name text)
 returns smallint
@@ -74,7 +74,7 @@ begin
         );
         execute format(
             'comment on table penstock.%I is %L', class,
-            case when p_keep = 0 then 'Jobs that are kept as long as prune is told.' else 'Jobs that are kept for ' || p_keep || ' days.' end
+            case when p_keep = 0 then 'Jobs that are kept as long as penstock.retention says.' else 'Jobs that are kept for ' || p_keep || ' days.' end
         );
         execute format('alter table penstock.archived_jobs attach partition penstock.%I for values in (%s)', class, p_keep);
     end if;
@@ -186,7 +186,7 @@ comment on function penstock.lake_without(text) is
     'Part of prune: a lake that guards and does not have all jobs of a partition of the archive, which the caller has locked. Null: there is none.';
 
 -- Long for the reasons for which a partition is kept, each of which is looked at under its lock.
-create or replace function penstock.prune(p_keep interval default null)
+create or replace function penstock.prune(p_keep interval default null, p_limit integer default null)
 returns table (partition text, jobs bigint)
 language plpgsql
 security definer
@@ -199,6 +199,7 @@ declare
     old record;
     newest xid8;
     total bigint;
+    room bigint := p_limit;
     awaited boolean;
     behind text;
     partitions text[] := '{}';
@@ -209,6 +210,9 @@ begin
     if p_keep < interval '0' or p_keep > interval '366000 days' and isfinite(p_keep) then
         raise exception 'cannot keep %', p_keep
             using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days; null: for ever.';
+    end if;
+    if p_limit is not null then
+        perform penstock.check_limit(p_limit, 1000000000);
     end if;
     perform pg_advisory_xact_lock(hashtext('penstock.prune'));
     -- First all that takes long, while others read and write: a lock against writers of the partition alone, so that no job is added to it
@@ -263,6 +267,9 @@ begin
         partitions := partitions || old.relation;
         counts := counts || total;
         classes := classes || old.keep;
+        -- An empty partition costs something too.
+        room := room - greatest(total, 1000);
+        exit when room <= 0;
     end loop;
     if p_keep is not null then
         perform penstock.forget_groups(moment - p_keep);
@@ -282,5 +289,83 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.prune(interval) is
-    'Drops the partitions of the archive whose jobs have all been kept for long enough: as long as their type says, and p_keep (null: for ever) where it says nothing; but none whose jobs are not all in every lake that guards, none of whose jobs another one waits for, and none with children of a job group that has not ended. A job group that was never sealed is cancelled when its last child ended p_keep ago, or a week ago if that is longer. Operations that ended p_keep ago are deleted, without erasures. An id can be used again once its partition is gone. Returns what was dropped.';
+comment on function penstock.prune(interval, integer) is
+    'Drops the partitions of the archive whose jobs have all been kept for long enough: as long as their type says, and p_keep (null: for ever) where it says nothing; but none whose jobs are not all in every lake that guards, none of whose jobs another one waits for, and none with children of a job group that has not ended. A job group that was never sealed is cancelled when its last child ended p_keep ago, or a week ago if that is longer. Operations that ended p_keep ago are deleted, without erasures. An id can be used again once its partition is gone. With p_limit it ends with the partition that makes it so many jobs, and each partition counts for at least a thousand. Returns what was dropped.';
+
+create or replace function penstock.kept(p_kind text)
+returns interval
+language sql
+stable
+as $$
+    select retention.keep from penstock.retention where retention.kind = p_kind
+$$;
+comment on function penstock.kept(text) is 'Part of prune_due and its like: the stored retention of jobs or history. Null: for ever.';
+
+create or replace function penstock.prune_due(p_limit integer default 100000)
+returns table (partition text, jobs bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_limit(p_limit, 1000000000);
+    return query
+    select * from penstock.prune(penstock.kept('jobs'), p_limit);
+end
+$$;
+comment on function penstock.prune_due(integer) is
+    'As prune, by the stored retention: what a worker calls. It ends with the partition that makes it p_limit jobs: call it until it returns nothing.';
+
+create or replace function penstock.check_retention(p_kind text, p_keep interval)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_kind is null or p_kind not in ('jobs', 'history') then
+        raise exception 'unknown kind of retention: %', coalesce(left(p_kind, 100), 'null')
+            using errcode = 'PS400', hint = 'It is jobs or history.';
+    end if;
+    if p_keep is not null then
+        perform penstock.check_span(p_keep, 'time for which ' || p_kind || ' are kept', '0', '366000 days');
+    end if;
+end
+$$;
+comment on function penstock.check_retention(text, interval) is 'Raises PS400 unless this kind can be kept for this long.';
+
+create or replace function penstock.change_retention(p_kind text, p_keep interval)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_retention(p_kind, p_keep);
+    update penstock.retention
+    set keep = p_keep,
+        changed_at = penstock.clock()
+    where retention.kind = p_kind and retention.keep is distinct from p_keep;
+    return found;
+end
+$$;
+comment on function penstock.change_retention(text, interval) is
+    'Stores for how long workers keep finished jobs of types that do not say it, and messages (jobs), or what comes back from lakes (history). Null: for ever. Returns whether that is a change.';
+
+create or replace function penstock.lengthen_retention(p_kind text, p_keep interval)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_retention(p_kind, p_keep);
+    update penstock.retention
+    set keep = p_keep,
+        changed_at = penstock.clock()
+    -- A null in the table is the longest, and equals no other.
+    where retention.kind = p_kind and (retention.keep < p_keep or retention.keep is not null and p_keep is null);
+    return found;
+end
+$$;
+comment on function penstock.lengthen_retention(text, interval) is
+    'As change_retention, for a worker: stores the span if it is longer than the stored one, so that nothing is deleted that would have been kept. Returns whether it was.';

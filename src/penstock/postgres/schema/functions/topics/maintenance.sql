@@ -207,3 +207,22 @@ end
 $$;
 comment on function penstock.prune_messages(interval, integer) is
     'Deletes messages that were published longer ago than p_keep, are not among the last ones that their topic keeps, and have no copy any more, queued or archived. Returns how many, at most p_limit: call it again when it is that many.';
+
+create or replace function penstock.prune_messages_due(p_limit integer default 10000)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    keep constant interval := penstock.kept('jobs');
+begin
+    perform penstock.check_limit(p_limit, 100000);
+    if keep is null then
+        return 0;
+    end if;
+    return penstock.prune_messages(keep, p_limit);
+end
+$$;
+comment on function penstock.prune_messages_due(integer) is
+    'As prune_messages, by the stored retention: what a worker calls. Returns how many, at most p_limit: call it until it is 0.';
