@@ -13,7 +13,7 @@ import orjson
 from penstock.core.serialization import plain_text
 from penstock.errors import RETRY, UNAVAILABLE, PenstockError, http_status
 from penstock.http.hints import for_http
-from penstock.postgres.translation import StatementCancelled
+from penstock.postgres.translation import StatementCancelled, lacks_rights
 
 JSON = b"application/json; charset=utf-8"
 _IDS = {
@@ -143,10 +143,24 @@ def server_error() -> ApiError:
     return ApiError(500, "server_error", "Unexpected server error. Please try again", in_body=True)
 
 
+def beyond_the_server(instance: str | None) -> ApiError:
+    """The access of the server's database role does not include the call; the log names the function."""
+    return ApiError(
+        403,
+        "forbidden",
+        "The server may not do this in its database",
+        detail="The database role of the server needs the access admin for it. Or do it with a command, as a role that may",
+        instance=instance,
+        in_body=True,
+    )
+
+
 def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError:
     """The answer for an error of the layers below."""
     if isinstance(error, ApiError):
         return error
+    if lacks_rights(error):
+        return beyond_the_server(instance)
     status = http_status(error)
     if status == 500:
         return server_error()

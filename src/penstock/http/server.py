@@ -71,6 +71,7 @@ from penstock.postgres.listener import Listener
 from penstock.postgres.notifications import Kind, Notifications
 from penstock.postgres.rights import takes_part_as
 from penstock.postgres.schema_watch import left_behind
+from penstock.postgres.translation import lacks_rights
 from penstock.worker import maintenance
 from penstock.worker.exposition import database_families
 from penstock.worker.rates import write_rates
@@ -362,7 +363,7 @@ def http_routes(lifespan: Any) -> FastAPI:
     @inner.exception_handler(PenstockError)
     async def _penstock(request: Request, error: PenstockError) -> Response:
         answer = from_penstock(error, request.url.path)
-        if answer.status >= 500:
+        if answer.status >= 500 or lacks_rights(error):
             log.error("request_failed", path=request.url.path, error=error)
         return error_answer(answer)
 

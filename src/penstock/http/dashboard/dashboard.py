@@ -43,6 +43,7 @@ from penstock.http.masking import Masking, Rule
 from penstock.http.origin import Origins, page_policy, with_security
 from penstock.http.paths import with_escapes
 from penstock.http.settings import HttpSettings
+from penstock.postgres.translation import lacks_rights
 from penstock.worker.overview import Overview
 
 log = get_logger("penstock.dashboard")
@@ -347,7 +348,7 @@ class Dashboard:
         return answer
 
     def _problem(self, request: DashboardRequest, answer: ApiError, error: PenstockError | None) -> Response:
-        if answer.status >= 500 and error is not None:
+        if error is not None and (answer.status >= 500 or lacks_rights(error)):
             log.warning("dashboard_failed", path=request.path, error=error)
         headers = {"cache-control": "no-store", **answer.headers}
         # A browser asks for a password by itself when it is told to.
