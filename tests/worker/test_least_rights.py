@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,7 +14,7 @@ import pytest
 from penstock import Penstock, Settings
 from penstock.testing import TemporaryDatabases, running_worker
 from penstock.worker import maintenance
-from tests.command_line import penstock
+from tests.command_line import Command, penstock
 from tests.history.test_keeping import counts, fill
 from tests.http.http_server import serving
 from tests.roles import role_of
@@ -22,11 +24,11 @@ Sql = Any
 OFTEN = timedelta(milliseconds=50)
 
 
-async def finish_job(sql: Sql, days: int) -> None:
+async def finish_job(sql: Sql, days: int, name: str = "bill") -> None:
     """A job that ended so many days ago, and a message as old without copies."""
     await sql.execute("select set_config('penstock.clock', (now() - make_interval(days => $1))::text, false)", days)
     await sql.execute("select penstock.ensure_archive(penstock.clock())")
-    await sql.execute("select penstock.cancel(penstock.enqueue('bill', '{}', p_id => gen_random_uuid()))")
+    await sql.execute("select penstock.cancel(penstock.enqueue($1, '{}', p_id => gen_random_uuid()))", name)
     await sql.execute("select penstock.publish('news', '{}')")
     await sql.execute("select set_config('penstock.clock', '', false)")
 
@@ -197,3 +199,83 @@ def test_a_refused_command_names_the_access_that_it_needs(
         done = penstock(limited, "pause", "bill")
         databases_log_is_forgiven(databases)
     assert "grant_access('<role>', 'admin')" in " ".join(done.stderr.split()), done.stderr
+
+
+# -- every part, with real processes
+
+
+async def test_every_part_does_its_work_and_is_refused_nothing(
+    databases: TemporaryDatabases, url: str, sql: Sql, tmp_path: Path
+) -> None:
+    assert penstock(url, "declare", "tests.worker.rights_app:app").returncode == 0
+    assert penstock(url, "users", "add", "ada", "--role", "admin", PENSTOCK_USER_PASSWORD="a-secret-of-ada").returncode == 0
+    await finish_old(sql)
+    files = (Path(os.devnull), tmp_path / "out", tmp_path / "err")
+    with (
+        role_of(databases, url, "worker") as of_worker,
+        role_of(databases, url, "server") as of_server,
+        role_of(databases, url, "producer") as of_producer,
+        role_of(databases, url, "reader") as of_reader,
+    ):
+        variables = {"PENSTOCK_DATABASE_URL": of_worker}
+        with Command("worker", "tests.worker.rights_app:app", files=files, cwd=None, environment=variables) as worker:
+            await produce(of_producer)
+            await eventually(lambda: _none_left(sql), "the end of work of every shape")
+            await eventually(
+                lambda: sql.fetchval("select count(*) = 0 from penstock.archived_jobs where name = 'old'"), "retention"
+            )
+            shown = ("jobs", "types", "pools", "workers", "schedules", "streams", "topics", "operations")
+            for words in (["doctor"], ["stats"], ["pools", "show", "tenants"], *([noun, "list"] for noun in shown)):
+                done = penstock(of_reader, *words)
+                assert "denied" not in done.stdout + done.stderr and (done.returncode == 0 or words == ["doctor"]), (words, done)
+            with serving(of_server, token=None) as served, served.client(auth=("ada", "a-secret-of-ada")) as client:
+                for path in (
+                    "/v1/jobs", "/v1/pools", "/v1/streams", "/v1/topics", "/v1/workers", "/v1/schedules", "/v1/operations",
+                    "/v1/jobs/bill", "/metrics", "/readyz", "/openapi.json",
+                ):  # fmt: skip
+                    assert client.get(path).status_code == 200, path
+                assert client.put(f"/v1/jobs/bill/job_{uuid.uuid4()}", json={"data": {}}).status_code < 300
+                log = served.log.read_text()
+            worker.terminate()
+            assert worker.wait(60) == 0
+    said = files[1].read_text() + files[2].read_text() + log
+    for words in ("denied", "maintenance_failed", "ownership_call_failed", "promotion_failed", "declaration_failed"):
+        assert words not in said, said
+
+
+async def produce(url: str) -> None:
+    """Work of every shape, from an application that declares nothing, with the access producer."""
+    async with Penstock(url) as app:
+        for name in ("bill", "fails", "stepping"):
+            await app.enqueue(name, {})
+        await app.enqueue("tenants", {}, key="ada")
+        await app.stream("orders", partitions=2).append({"n": 1}, key="ada")
+        await app.topic("news").publish({"n": 1})
+
+
+async def finish_old(sql: Sql) -> None:
+    """A job that ended 40 days ago, and a message of that day."""
+    await sql.execute("select penstock.create_job_type('old')")
+    await finish_job(sql, 40, "old")
+
+
+async def _left(sql: Sql) -> list[str]:
+    """The work that has not ended yet."""
+    ended = {
+        (row["name"], row["status"]) for row in await sql.fetch("select name, status::text as status from penstock.archived_jobs")
+    }
+    names = ("bill", "stepping", "tenants", "news_reader", "as-job")
+    left = [
+        f"{name} {status}"
+        for name, status in [*((name, "succeeded") for name in names), ("fails", "failed")]
+        if (name, status) not in ended
+    ]
+    if not await sql.fetchval("select coalesce(sum(next_offset), 0) > 0 from penstock.group_offsets"):
+        left.append("orders")
+    if not await sql.fetchval("select last_finished_at is not null from penstock.schedules where name = 'in-place'"):
+        left.append("in-place")
+    return left
+
+
+async def _none_left(sql: Sql) -> bool:
+    return not await _left(sql)
