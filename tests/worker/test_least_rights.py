@@ -15,7 +15,7 @@ from penstock import Penstock, Settings
 from penstock.testing import TemporaryDatabases, running_worker
 from penstock.worker import maintenance
 from tests.command_line import Command, penstock
-from tests.history.test_keeping import counts, fill
+from tests.history.keeping import counts, fill
 from tests.http.http_server import serving
 from tests.roles import role_of
 from tests.waiting import eventually

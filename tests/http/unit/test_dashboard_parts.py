@@ -76,7 +76,7 @@ def test_a_field_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 def test_the_address_of_a_search_is_the_search() -> None:
-    given = {"status": "failed", "type": "a&b", "key": "acme", "since": "2026-01-01T00:00", "field": "data.x = 'y'"}
+    given = {"status": "failed", "type": "a&b", "key": "acme", "since": "2026-01-01T00:00Z", "field": "data.x = 'y'"}
     wanted = Wanted.of(given)
     assert wanted.search.names == ("a&b",)
     assert wanted.search.since == datetime(2026, 1, 1, tzinfo=UTC)
