@@ -186,7 +186,7 @@ comment on function penstock.lake_without(text) is
     'Part of prune: a lake that guards and does not have all jobs of a partition of the archive, which the caller has locked. Null: there is none.';
 
 -- Long for the reasons for which a partition is kept, each of which is looked at under its lock.
-create or replace function penstock.prune(p_keep interval default null, p_limit integer default null)
+create or replace function penstock.prune(p_keep interval default null, p_limit integer default 1000000000)
 returns table (partition text, jobs bigint)
 language plpgsql
 security definer
@@ -211,9 +211,7 @@ begin
         raise exception 'cannot keep %', p_keep
             using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days; null: for ever.';
     end if;
-    if p_limit is not null then
-        perform penstock.check_limit(p_limit, 1000000000);
-    end if;
+    perform penstock.check_limit(p_limit, 1000000000);
     perform pg_advisory_xact_lock(hashtext('penstock.prune'));
     -- First all that takes long, while others read and write: a lock against writers of the partition alone, so that no job is added to it
     -- between the count and the drop.
@@ -290,7 +288,7 @@ begin
 end
 $$;
 comment on function penstock.prune(interval, integer) is
-    'Drops the partitions of the archive whose jobs have all been kept for long enough: as long as their type says, and p_keep (null: for ever) where it says nothing; but none whose jobs are not all in every lake that guards, none of whose jobs another one waits for, and none with children of a job group that has not ended. A job group that was never sealed is cancelled when its last child ended p_keep ago, or a week ago if that is longer. Operations that ended p_keep ago are deleted, without erasures. An id can be used again once its partition is gone. With p_limit it ends with the partition that makes it so many jobs, and each partition counts for at least a thousand. Returns what was dropped.';
+    'Drops the partitions of the archive whose jobs have all been kept for long enough: as long as their type says, and p_keep (null: for ever) where it says nothing; but none whose jobs are not all in every lake that guards, none of whose jobs another one waits for, and none with children of a job group that has not ended. A job group that was never sealed is cancelled when its last child ended p_keep ago, or a week ago if that is longer. Operations that ended p_keep ago are deleted, without erasures. An id can be used again once its partition is gone. It ends with the partition that makes it p_limit jobs, and each partition counts for at least a thousand. Returns what was dropped.';
 
 create or replace function penstock.kept(p_kind text)
 returns interval
