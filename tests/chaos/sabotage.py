@@ -102,11 +102,11 @@ QUEUE = {
     ),
     "recovery of workers that live": Sabotage(
         "P4.*declared dead",
-        (Edit("recover", r"penstock\.is_dead\([^)]*\)", "true"),),
+        (Edit("recover_dead_workers", r"penstock\.is_dead\([^)]*\)", "true"),),
     ),
     "lost work that nobody recovers": Sabotage(
         r"P9.* was without one for|P2.* is in-progress after the drain",
-        (Edit("recover", r"penstock\.is_dead\([^)]*\)", "false"),),
+        (Edit("recover_dead_workers", r"ended_at is not null or penstock\.is_dead\([^)]*\)", "false"),),
     ),
     # The mark of begin_jobs is a second line of defence behind the worker's own fence.
     "start without its fence": Sabotage(
