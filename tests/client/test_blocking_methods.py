@@ -150,7 +150,10 @@ def of_job_groups(app: Penstock, sync: SyncPenstock, ship: JobType[Any]) -> None
     behind = ship.sync.options(after=group).enqueue({"n": 3})
     group.seal()
     assert {sync.wait(receipt.id).status for receipt in [*sent, behind]} == {Status.SUCCEEDED}
-    assert sync.group_of(sent[0].id) is None  # it does not run any more
+    of_child = sync.group_of(sent[0].id)
+    assert of_child is not None
+    assert of_child.id == group.id
+    assert sync.group_of(behind.id) is None
     until(lambda: sync.find_group("import").status == Status.SUCCEEDED, "the end of the group")
     assert (group.find().succeeded, [found.id for found in sync.job_groups()]) == (2, [group.id])
     with app.job_group("never", parent=app.job_group("above").sync.open()).sync as stopped:
