@@ -231,6 +231,7 @@ def of_pools(app: Penstock, sync: SyncPenstock, url: str) -> None:
         jobs = worker.jobs()
         job = next(jobs)
         assert (job.id, job.data) == (first.id, 0)
+        assert job.group() is None
         job.log("begun")
         job.progress({"done": 1})
         job.extend()

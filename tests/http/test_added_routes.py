@@ -33,8 +33,8 @@ def test_types_have_rickovers_times(client: httpx.Client, echo: str) -> None:
         ({"delivery_strategy": "at_most_once"}, "an at_most_once type has 1 attempt, not 3"),
         (
             {"max_attempts": None},
-            "only concurrency, time_limit, rate_limit, rate_period, keep_succeeded, keep_failed, max_waiting and max_crashes may be "
-            "null",
+            "only concurrency, time_limit, rate_limit, rate_period, keep_succeeded, keep_failed, max_waiting and max_crashes may "
+            "be null",
         ),
         ({"rate_limit": 5}, "rate_limit and rate_period go together"),
         ({"keep_failed_s": 0}, "Invalid keep_failed_s: Input should be greater than 0"),
