@@ -321,9 +321,9 @@ def test_prune_drops_only_what_the_lake_has_and_the_lake_still_finds_it(
     (job,) = ask(insert)
     Pipeline(spark, url, lake).run()
     ask(insert)
-    assert ask("select * from penstock.prune('30 days')") == []
+    assert ask("select * from penstock.prune('30 days') where jobs > 0") == []
     Pipeline(spark, url, lake).run()
-    assert [row["jobs"] for row in ask("select * from penstock.prune('30 days')")] == [2]
+    assert [row["jobs"] for row in ask("select * from penstock.prune('30 days') where jobs > 0")] == [2]
 
     async def look() -> Any:
         async with Penstock(url) as app:

@@ -408,9 +408,10 @@ async def test_a_day_is_kept_while_a_job_waits_for_one_of_it(app: Penstock, sql:
     later = await app.enqueue("step", "later", after=first)
     await sql.fetch("select * from penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", *claimed)
     await sql.execute("select set_config('penstock.clock', (now() + interval '10 days')::text, false)")
-    assert await sql.fetch("select * from penstock.prune('1 day')") == []
+    with_jobs = "select * from penstock.prune('1 day') where jobs > 0"
+    assert await sql.fetch(with_jobs) == []
     await resolve(sql)
-    assert len(await sql.fetch("select * from penstock.prune('1 day')")) == 1
+    assert len(await sql.fetch(with_jobs)) == 1
     assert await status(app, later) == "queued"
 
 

@@ -365,7 +365,7 @@ async def test_days_are_kept_while_a_run_that_needs_them_has_not_ended(app: Pens
     first = await graph.start(id="kept")
     await run_due_jobs(app)
     await sql.execute("select set_config('penstock.clock', (now() + interval '10 days')::text, false)")
-    assert await sql.fetch("select * from penstock.prune('1 day')") == []
+    assert await sql.fetch("select * from penstock.prune('1 day') where jobs > 0") == []
     assert {step.status for step in await app.workflow_steps(first)} == {"succeeded", "queued"}
     await app.cancel_workflow(first)
     # Those that a retry shares are of a run that has ended.
@@ -376,12 +376,12 @@ async def test_days_are_kept_while_a_run_that_needs_them_has_not_ended(app: Pens
     await sql.execute("select penstock.advance_operation()")
     while await sql.fetchval("select penstock.resolve_workflows()"):
         pass
-    assert await sql.fetch("select * from penstock.prune('1 day')") == []
+    assert await sql.fetch("select * from penstock.prune('1 day') where jobs > 0") == []
     assert (await statuses(app, again.id))["a"] == "succeeded"
     ran.failing.clear()
     await run_due_jobs(app)
     assert (await app.find_workflow_run(again.id)).status == "succeeded"
-    assert await sql.fetch("select * from penstock.prune('1 day')") != []
+    assert await sql.fetch("select * from penstock.prune('1 day') where jobs > 0") != []
 
 
 @pytest.mark.parametrize(

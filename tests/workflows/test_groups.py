@@ -329,12 +329,12 @@ async def test_a_day_is_kept_while_a_group_of_it_goes_on(app: Penstock, sql: Sql
     await step.options(group=group).enqueue("one")
     await run_due_jobs(app)
     await sql.execute("select set_config('penstock.clock', (now() + interval '5 days')::text, false)")
-    assert await sql.fetch("select * from penstock.prune('1 day')") == []
+    assert await sql.fetch("select * from penstock.prune('1 day') where jobs > 0") == []
     await group.seal()
     await resolve(sql)
-    assert len(await sql.fetch("select * from penstock.prune('1 day')")) == 1
+    assert len(await sql.fetch("select * from penstock.prune('1 day') where jobs > 0")) == 1
     await sql.execute("select set_config('penstock.clock', (now() + interval '20 days')::text, false)")
-    await sql.fetch("select * from penstock.prune('1 day')")
+    await sql.fetch("select * from penstock.prune('1 day') where jobs > 0")
     with pytest.raises(NotFound, match="no such job group: import"):
         await app.find_group("import")
 
@@ -362,7 +362,7 @@ async def test_prune_forgets_groups_before_it_locks_the_archive(app: Penstock, s
         """
     )
     await sql.execute("select set_config('penstock.clock', (now() + interval '5 days')::text, false)")
-    assert len(await sql.fetch("select * from penstock.prune('1 day')")) == 1
+    assert len(await sql.fetch("select * from penstock.prune('1 day') where jobs > 0")) == 1
     with pytest.raises(NotFound):
         await app.find_group("import")
 
