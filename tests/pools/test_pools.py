@@ -525,7 +525,7 @@ async def test_an_at_most_once_job_in_a_pool_is_not_started_again(app: Penstock,
         await sql.execute("select penstock.leave_group('work', $1)", member.id)
         await eventually(lambda: seen.order["a"] == [0, 1], "the next job")
     record = await app.find(first.id)
-    assert (record.status, record.errors[0]["type"]) == (Status.FAILED, "WorkerLost")
+    assert (record.status, record.errors[0]["type"]) == (Status.FAILED, "WorkerLeft")
 
 
 async def test_the_queue_of_a_pool_obeys_the_limit_of_its_type(app: Penstock) -> None:
