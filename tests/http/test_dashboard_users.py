@@ -65,7 +65,7 @@ async def seen(client: httpx.AsyncClient, user: str, address: str) -> tuple[int,
 
 
 async def seen_alone(app: Penstock, user: str, addresses: list[str]) -> dict[str, tuple[int, str]]:
-    """What a user is shown by a dashboard that nobody else looks at."""
+    """What a user is shown by a dashboard of which this is the only user."""
     async with fresh(app) as client:
         return {address: await seen(client, user, address) for address in addresses}
 

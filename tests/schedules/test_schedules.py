@@ -223,6 +223,23 @@ async def test_a_schedule_runs_only_by_the_times_that_are_stored(url: str, sql: 
             assert ran["old", False] <= before + 1
 
 
+async def test_every_accepted_expression_can_be_declared(url: str) -> None:
+    for number, expression in enumerate(("@Daily", " 0  4 * * *", "0 0 4 * * MON-FRI", "0 4 L * 1#2")):
+        app = Penstock(url)
+        app.cron(expression, name=f"report-{number}", tz="America/Argentina/Buenos_Aires")(lambda: None)
+        async with app:
+            await app.declare()
+            assert len((await app.list_schedules())[-1].upcoming()) == 3
+
+
+async def test_a_call_that_brings_a_cron_schedule_forward_changes_nothing(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_schedule('report', 'cron', '0 4 * * * UTC', now() + interval '1 day', 'job')")
+    due = await sql.fetchval("select next_at from penstock.schedules")
+    for spec in ("0 4 * * * UTC", "1 day", None):
+        await sql.execute("select penstock.bring_forward('report', $1, $2)", spec, due)
+    assert await sql.fetchval("select next_at from penstock.schedules") == due
+
+
 async def doctor_says(url: str) -> list[str]:
     async with Penstock(url) as app:
         found = await examine(await app.database())

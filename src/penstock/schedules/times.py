@@ -88,7 +88,8 @@ class Cron:
                 f"invalid cron expression {self.expression!r:.100}: it has {len(self.expression)} characters",
                 hint=f"At most {_LONGEST_EXPRESSION}: state ranges and steps instead of each value.",
             )
-        object.__setattr__(self, "expression", " ".join(self.expression.split()))
+        spaced = " ".join(self.expression.split())
+        object.__setattr__(self, "expression", spaced.lower() if spaced.startswith("@") else spaced)
         self._zone  # noqa: B018 - it refuses an unknown zone
         if self._following_day(date(2024, 1, 1)) is None:
             raise InvalidInput(
@@ -136,7 +137,7 @@ class Cron:
 
     @cached_property
     def _fields(self) -> CronSim:
-        expression = _NICKNAMES.get(self.expression.lower(), self.expression)
+        expression = _NICKNAMES.get(self.expression, self.expression)
         try:
             if expression.startswith("@"):
                 raise CronSimError(f"unknown nickname, known are {', '.join(_NICKNAMES)}")

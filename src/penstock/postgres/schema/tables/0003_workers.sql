@@ -23,7 +23,7 @@
 
 -- Losses. What the loss of a worker says about its jobs depends on its node: on whether the processes beside it were lost too (the head
 -- of tables/0002_jobs.sql says why). The node of a worker is its supervisor (penstock worker --processes), or its machine. A supervisor
--- reports a process that ended without leaving (end_worker): its jobs are then recovered at once, without waiting for its silence.
+-- reports a process that ended without leaving (end_workers): its jobs are then recovered at once, without waiting for its silence.
 -- A row in lost_workers keeps for an hour what a loss said, for the members of its groups, which are evicted at other times, and
 -- for losses at the same time.
 

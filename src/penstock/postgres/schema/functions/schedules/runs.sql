@@ -113,12 +113,11 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     update penstock.schedules
-    set next_at = penstock.clock() + make_interval(secs => p_spec::double precision)
+    set next_at = penstock.clock() + make_interval(secs => spec::double precision)
     where name = p_name
-        and kind = 'every'
         and spec = p_spec
         and next_at = p_due_at
-        and next_at > penstock.clock() + make_interval(secs => p_spec::double precision)
+        and next_at > penstock.clock() + case when kind = 'every' then make_interval(secs => spec::double precision) end
 $$;
 comment on function penstock.bring_forward(text, text, timestamptz) is
     'Begins the intervals of a timer from now, when it is due later than an interval from now: the clock has stepped back.';
