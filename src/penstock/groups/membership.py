@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from penstock.core import measuring
@@ -36,6 +37,7 @@ T = TypeVar("T")
 ASK_AGAIN_AFTER = timedelta(seconds=15)
 """How long a key is quarantined before its rule is asked about it again."""
 _SAY_EVERY_S = 1.0
+_MOST_SAID = 10_000
 _SAY_AGAIN_S = 15.0
 
 
@@ -361,7 +363,8 @@ class Membership:
         while True:
             await self._lacks.wait()
             self._lacks.clear()
-            lacking, self._lacking = self._lacking, set()
+            # What does not fit into one call is found again.
+            lacking, self._lacking = set(islice(self._lacking, _MOST_SAID)), set()
             if not lacking <= said or monotonic() - said_at > _SAY_AGAIN_S:
                 try:
                     if await balance.need_keys(self._database, self.group, self.id, sorted(lacking), self._assign):
