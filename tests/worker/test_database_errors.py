@@ -57,6 +57,28 @@ async def test_what_may_lie_in_the_call_is_not_repeated_for_ever(app: Penstock) 
         await asyncio.wait_for(database.fetch("insert into public.twice values (1)", retry=True), 60)
 
 
+async def test_a_worker_goes_on_after_an_internal_error_of_the_driver_while_it_listens(
+    app: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.job
+    async def ship(number: int) -> None: ...
+
+    # What asyncpg raises when the server ends a connection at the moment at which a statement begins.
+    failures = iter([asyncpg.InternalClientError("cannot switch to state 11; another operation (2) is in progress")] * 2)
+    add_listener = asyncpg.Connection.add_listener
+
+    async def failing(connection: Any, channel: str, callback: Any) -> None:
+        for error in failures:
+            raise error
+        await add_listener(connection, channel, callback)
+
+    monkeypatch.setattr(asyncpg.Connection, "add_listener", failing)
+    async with running_worker(app):
+        receipt = await ship.enqueue(1)
+        assert (await app.wait(receipt.id)).status is Status.SUCCEEDED
+        await eventually(lambda: next(failures, None) is None, "both errors")
+
+
 async def test_a_worker_starts_whose_connection_is_lost_while_it_registers(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
     @app.job
     async def ship(number: int) -> None: ...

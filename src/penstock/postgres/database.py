@@ -29,7 +29,7 @@ from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, Penstoc
 from penstock.postgres import credentials
 from penstock.postgres.counting import counted
 from penstock.postgres.pinned import ORDINARY, begin_statement, set_statements, settings_of
-from penstock.postgres.translation import lost_connection, translate
+from penstock.postgres.translation import DRIVER_ERRORS, lost_connection, translate
 from penstock.settings import Settings
 
 log = get_logger("penstock.database")
@@ -290,7 +290,7 @@ class Database:
             return
         try:
             await asyncio.wait_for(pool.close(), timeout=5)
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except DRIVER_ERRORS:
             pool.terminate()
 
     async def fetch(self, query: str, *args: Any, retry: bool = False, timeout: float | None = None) -> list[Any]:
@@ -448,7 +448,7 @@ class Database:
         except BaseException:
             if not connection.is_closed() and connection.is_in_transaction():
                 # What happened in the transaction says more than that its connection is lost too.
-                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                with suppress(*DRIVER_ERRORS):
                     await connection.execute("rollback")
             raise
         await connection.execute("commit")

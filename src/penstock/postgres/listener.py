@@ -18,6 +18,7 @@ from penstock.core.polling import wait_for_event
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, parse
+from penstock.postgres.translation import DRIVER_ERRORS
 
 log = get_logger("penstock.listener")
 
@@ -64,7 +65,7 @@ class Listener:
             try:
                 await self._listen(connection)
                 pause = 0.1
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except DRIVER_ERRORS as error:
                 # LISTEN can also be refused at once, for example by a standby: do not repeat it without a pause.
                 log.warning("listen_lost", error=error, retry_in_s=round(pause, 2))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))

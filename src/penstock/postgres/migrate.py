@@ -35,7 +35,7 @@ from penstock.errors import SchemaMismatch
 from penstock.postgres.database import Database
 from penstock.postgres.pinned import begin_statement, set_statements
 from penstock.postgres.suitability import refuse_unsuitable
-from penstock.postgres.translation import translate
+from penstock.postgres.translation import DRIVER_ERRORS, translate
 
 log = get_logger("penstock.migrate")
 
@@ -139,7 +139,7 @@ async def migrate(database: Database) -> Migrated:
         if done.tables or done.functions:
             log.info("migrated", tables=done.tables, functions=done.functions, dropped=dropped)
         return done
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except DRIVER_ERRORS as error:
         raise (translate(error) or error) from error
     finally:
         connection.terminate()
@@ -162,7 +162,7 @@ async def plan(database: Database) -> MigrationPlan:
         done, dropped = await _migrate(database, statements)
         after = await _fingerprints(connection)
         await transaction.rollback()
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except DRIVER_ERRORS as error:
         raise (translate(error) or error) from error
     finally:
         connection.terminate()

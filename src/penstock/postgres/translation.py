@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Final
 
 import asyncpg
 
@@ -21,8 +22,8 @@ _PASSING = {
 _CANCELLED = "57014"
 # A prepared statement already exists, or does not exist.
 _OF_A_POOLER = {"42P05", "26000"}
-
-
+DRIVER_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What asyncpg raises when a call fails; also, of a connection that the server has just ended, an internal error of its own."""
 _WHO_CANCELLED = "It was cancelled, by an administrator or by a statement_timeout. Repeat the call."
 
 

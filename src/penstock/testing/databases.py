@@ -21,6 +21,7 @@ import asyncpg
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
+from penstock.postgres.translation import DRIVER_ERRORS
 from penstock.settings import Settings
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only folders with random names are made there
@@ -124,7 +125,7 @@ class TemporaryDatabases:
             try:
                 await self._connection.execute(statement)
                 return
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except DRIVER_ERRORS:
                 # A test may have stopped the server meanwhile, or ended all of its connections.
                 if not self._connection.is_closed():
                     raise
@@ -133,7 +134,7 @@ class TemporaryDatabases:
 
     def _end(self) -> None:
         if self._connection is not None:
-            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(*DRIVER_ERRORS):
                 self._runner.run(self._connection.close(timeout=5))
         self._runner.close()
 

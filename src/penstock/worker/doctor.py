@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC
 
-import asyncpg
-
 from penstock._version import __version__
 from penstock.core.logs import describe
 from penstock.errors import PenstockError, SchemaMismatch
@@ -20,6 +18,7 @@ from penstock.operations import queries as operation_queries
 from penstock.operations.models import FAILING_BATCH
 from penstock.postgres import health, migrate, suitability
 from penstock.postgres.database import Database
+from penstock.postgres.translation import DRIVER_ERRORS
 from penstock.streams import group_queries
 from penstock.streams.group_models import Lag, held_back
 from penstock.worker import work_checks
@@ -48,7 +47,7 @@ async def examine(database: Database) -> list[Finding]:
     for check, look in _CHECKS.items():
         try:
             findings = await look(database)
-        except (PenstockError, asyncpg.PostgresError, OSError) as error:
+        except (PenstockError, *DRIVER_ERRORS) as error:
             findings = [
                 Finding(check, "warning", f"this could not be checked: {describe(error)}", "Check the rights of the role.")
             ]

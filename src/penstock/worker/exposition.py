@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-import asyncpg
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
@@ -24,6 +23,7 @@ from penstock.core.tally import BoundedNames
 from penstock.errors import PenstockError
 from penstock.postgres import health
 from penstock.postgres.database import Database
+from penstock.postgres.translation import DRIVER_ERRORS
 from penstock.worker.endpoint import Answer
 from penstock.worker.progress import Progressing
 
@@ -232,7 +232,7 @@ class DatabaseGauges:
     async def _arrive(self) -> bool:
         try:
             return await health.notifications_arrive(self._database, _NOTIFY_S)
-        except (PenstockError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        except (PenstockError, *DRIVER_ERRORS):
             return False
 
 
