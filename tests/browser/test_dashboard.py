@@ -135,8 +135,8 @@ def test_a_list_of_a_thousand_is_read_by_pages(admin: Any, shop: Served) -> None
         following = admin.locator("a[rel=next]")
         if not following.count():
             break
-        following.click()
-        admin.wait_for_load_state()
+        with admin.expect_navigation():
+            following.click()
     assert len(seen) == JOBS - JOBS // 10
 
 
@@ -275,6 +275,11 @@ class Clicks:
         self.number += 1
         (self.page.locator(wanted) if isinstance(wanted, str) else wanted).first.click()
 
+    def follow(self, wanted: Any) -> None:
+        """Click on a link, and wait until the page that it leads to is there: a click alone returns before."""
+        with self.page.expect_navigation():
+            self.click(wanted)
+
     def confirm(self, wanted: Any) -> None:
         """Click on a button that asks whether to go on, and on the answer, which is a click too."""
         self.page.once("dialog", lambda dialog: dialog.accept())
@@ -284,8 +289,8 @@ class Clicks:
 
 def test_why_a_job_failed_is_two_clicks_away_and_to_run_it_again_the_third(admin: Any, shop: Served) -> None:
     reader = Clicks(admin, shop.base_url)
-    reader.click("text=jobs of invoices failed in the last hour")
-    reader.click("td.id a")
+    reader.follow("text=jobs of invoices failed in the last hour")
+    reader.follow("td.id a")
     assert "Traceback" in admin.inner_text("main")
     assert reader.number == 2
     reader.click("button:has-text('Replay')")
@@ -295,17 +300,17 @@ def test_why_a_job_failed_is_two_clicks_away_and_to_run_it_again_the_third(admin
 
 def test_the_tenant_that_fills_the_queue_is_one_click_away_and_its_jobs_two(admin: Any, shop: Served) -> None:
     reader = Clicks(admin, shop.base_url)
-    reader.click("text=jobs of tenants wait")
+    reader.follow("text=jobs of tenants wait")
     assert admin.locator("tbody tr").first.get_attribute("data-row") == "acme"
     assert reader.number == 1
-    reader.click("a:text-is('acme')")
+    reader.follow("a:text-is('acme')")
     assert admin.locator("tbody tr").count() == 20
     assert reader.number == 2
 
 
 def test_the_group_that_stands_before_a_poison_event_is_one_click_away_and_to_skip_it_three(admin: Any, shop: Served) -> None:
     reader = Clicks(admin, shop.base_url)
-    reader.click("text=are quarantined for the group billing")
+    reader.follow("text=are quarantined for the group billing")
     assert "has no price" in admin.inner_text("main"), "the group says at what it fails"
     assert reader.number == 1
     reader.confirm("button:has-text('Skip this event')")
@@ -353,7 +358,8 @@ def test_pages_work_without_scripts(browser: Any, shop: Served) -> None:
     page = context.new_page()
     log_in(page, shop.base_url, "admin", TOKEN)
     page.goto(f"{shop.base_url}/jobs?status=failed")
-    page.locator("td.id a").first.click()
+    with page.expect_navigation():
+        page.locator("td.id a").first.click()
     assert page.locator("h2 >> text=Timeline").count() == 1
     context.close()
 
