@@ -108,12 +108,12 @@ OF_GROUPS = {
         r"P14: (the then of job group \S+ ran before|job group \S+ counts)|P1: child",
         (
             Edit("end_groups", "and job_group\\.sealed_at is not null"),
-            Edit("hold_group", "if not found then", "if false then"),
+            Edit("hold_group", "if found then", "if true then"),
         ),
     ),
     "an end beside a transaction that adds": Sabotage(
         r"P14: (the then of job group \S+ ran before|job group \S+ counts)|P1: child",
-        (Edit("hold_group", "for key share;", ";"), Edit("hold_group", "if not found then", "if false then")),
+        (Edit("hold_group", "for key share;", ";"), Edit("hold_group", "if found then", "if true then")),
     ),
     "a tick of children that is lost": Sabotage(
         NOT_ENDED, (Edit("note_ends", r"from unnest\(p_ended\) as ended\n", r"\g<0>    where random() < 0.5\n"),)
