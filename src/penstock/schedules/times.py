@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from decimal import Decimal, InvalidOperation
 from functools import cached_property
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import Field
 
 from penstock.core.checks import LONGEST_SPAN, check_span, check_text
 from penstock.errors import InvalidInput
 from penstock.schedules.zones import LARGEST_CHANGE, Change, Zone
 
+_STEP_OF_RANGE = re.compile(r"(\w+)-(\w+)/0*[1-9][0-9]*")
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
@@ -67,6 +70,20 @@ class Every:
     def local(self, instant: datetime) -> datetime:
         """A time as it is given to the function: in UTC."""
         return instant.astimezone(UTC)
+
+
+def _without_steps_of_one(expression: str) -> str:
+    """The expression, in which a step of a range with one value, as in `7-7/2`, is left out: cronsim takes it for `7/2`."""
+    parts = expression.upper().split()
+    first = Field.MINUTE if len(parts) == 5 else Field.SECOND
+
+    def shorter(field: Field, term: str) -> str:
+        found = _STEP_OF_RANGE.fullmatch(term)
+        return found[1] if found and field.int(found[1]) == field.int(found[2]) else term
+
+    if len(parts) not in (5, 6):
+        return expression
+    return " ".join(",".join(shorter(Field(first + place), term) for term in part.split(",")) for place, part in enumerate(parts))
 
 
 @dataclass(frozen=True)
@@ -141,7 +158,7 @@ class Cron:
         try:
             if expression.startswith("@"):
                 raise CronSimError(f"unknown nickname, known are {', '.join(_NICKNAMES)}")
-            return CronSim(expression, datetime(2024, 1, 1))
+            return CronSim(_without_steps_of_one(expression), datetime(2024, 1, 1))
         except (CronSimError, ValueError) as error:
             raise InvalidInput(
                 f"invalid cron expression {self.expression!r:.100}: {error}", hint='For example "0 4 * * *".'

@@ -151,6 +151,27 @@ def test_nicknames_are_those_of_debians_cron(nickname: str, expression: str) -> 
     assert times(nickname, "Europe/Berlin", AUTUMN, 3) == times(expression, "Europe/Berlin", AUTUMN, 3)
 
 
+@pytest.mark.parametrize(
+    ("expression", "same"),
+    [
+        ("47-47/1 1 * * *", "47 1 * * *"),
+        ("0,35-35/9 9 * * *", "0,35 9 * * *"),
+        ("0 20-20/3 * jan-1/2 mon-1/2", "0 20 * 1 1"),
+        ("5-05/2 0 9-9/30 * *", "5 0 9 * *"),
+        ("30-30/7 0 20-20/3 * * *", "30 0 20 * * *"),
+        ("5/15 0 * * *", "5,20,35,50 0 * * *"),
+        ("5-6/15 0 * * *", "5 0 * * *"),
+    ],
+)
+def test_a_step_of_a_range_stays_in_the_range_also_when_it_has_one_value(expression: str, same: str) -> None:
+    at, other = Cron(expression, "UTC"), Cron(same, "UTC")
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    for _ in range(30):
+        following = at.after(moment, moment)
+        assert following == other.after(moment, moment)
+        moment = following
+
+
 @pytest.mark.parametrize("tz", ["localtime", "right/UTC", "posix/UTC", "Factory", "../passwd", "", "Europe/Berlin "])
 def test_zones_of_no_place_are_refused(tz: str) -> None:
     with pytest.raises(InvalidInput, match="unknown time zone"):
