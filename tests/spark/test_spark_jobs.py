@@ -124,7 +124,9 @@ async def test_a_job_runs_at_a_server_of_spark_connect(jobs: Penstock, url: str,
     config = {"spark.sql.shuffle.partitions": "3"}
     jobs.spark_job("remote", remote=connect_server, config=config, max_attempts=2, backoff=SOON, keep_result=True)(copy_through)
     result = await copied_through(jobs, "remote", url, ask)
-    assert result == {"session": "pyspark.sql.connect.session", "settings": [None, "5", "3"]}
+    assert result == {
+        "session": "pyspark.sql.connect.session", "settings": [None, "5", "3"], "password": None, "shown": False
+    }  # fmt: skip
 
 
 @pytest.fixture

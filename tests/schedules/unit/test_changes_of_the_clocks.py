@@ -86,11 +86,11 @@ def test_times_are_right_at_every_change_of_every_zone(part: int) -> None:
         if changes in seen:
             continue
         seen.add(changes)
-        for change in chosen.sample(changes, min(len(changes), 3)):
+        for change in chosen.sample(changes, min(len(changes), 2)):
             compared += 1
             asked += compare(name, change, chosen, 3)
     print(f"{compared} changes, {asked} questions")
-    assert compared > 200
+    assert compared > 130
 
 
 def test_no_zone_changes_twice_within_the_step_of_the_search() -> None:
