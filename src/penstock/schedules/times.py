@@ -75,14 +75,14 @@ class Every:
 def _without_steps_of_one(expression: str) -> str:
     """The expression, in which a step of a range with one value, as in `7-7/2`, is left out: cronsim takes it for `7/2`."""
     parts = expression.upper().split()
+    if len(parts) not in (5, 6):
+        return expression
     first = Field.MINUTE if len(parts) == 5 else Field.SECOND
 
     def shorter(field: Field, term: str) -> str:
         found = _STEP_OF_RANGE.fullmatch(term)
         return found[1] if found and field.int(found[1]) == field.int(found[2]) else term
 
-    if len(parts) not in (5, 6):
-        return expression
     return " ".join(",".join(shorter(Field(first + place), term) for term in part.split(",")) for place, part in enumerate(parts))
 
 
