@@ -15,7 +15,7 @@ import pytest
 from penstock import PenstockError
 
 T = TypeVar("T")
-RUNS = 8
+RUNS = 16
 _LOOK_EVERY_S = 1.5
 # Violations that every run has until it ends.
 UNFINISHED = re.compile("were never (handled|written)|without an append|after the drain|never ran|P9:")
